@@ -1,0 +1,1 @@
+"""Federated learning when the clients data are not alike."""

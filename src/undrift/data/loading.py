@@ -1,0 +1,254 @@
+"""Load a data set by its name, from files in their published formats."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from undrift.data.checks import as_floats, as_pixels, check_labels, check_lengths, kind_of
+from undrift.data.dataset import DataSet, channel_stats, normalised, rows
+from undrift.data.formats import read_cifar, read_idx, read_npz, read_stl
+from undrift.data.synthetic import synthetic
+from undrift.errors import ConfigError, DataError
+
+NAMES = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "stl10", "synthetic", "npz")
+"""The names that `load` knows."""
+
+EMNIST_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "letters": 26, "digits": 10, "mnist": 10}
+
+LIMIT_STREAM = 103
+
+# Published per-channel constants of the training images; the other sets are measured when loaded.
+CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion-mnist": ((0.2860,), (0.3530,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A data set before normalisation: arrays of pixels, or tensors that are used as they are."""
+
+    x_train: NDArray[np.uint8] | Tensor
+    y_train: NDArray[np.int64]
+    x_test: NDArray[np.uint8] | Tensor
+    y_test: NDArray[np.int64]
+    classes: int
+    client: NDArray[Any] | None = None
+    scale: float = 255.0
+
+
+def load(
+    name: str,
+    *,
+    root: str | Path | None = None,
+    path: str | Path | None = None,
+    split: str = "balanced",
+    classes: int | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    samples: int = 10_000,
+    features: int = 60,
+    heterogeneity: float = 1.0,
+    clients: int = 30,
+) -> DataSet:
+    """Load data set `name`, normalised with its training mean and deviation.
+
+    Args:
+        name: one of `NAMES`.
+        root: the folder of data sets; default `$UNDRIFT_DATA`, else the user's cache folder.
+        path: the file of `npz`: `x_train`, `y_train`, `x_test`, `y_test`, optionally `client`.
+        split: which split of `emnist`; any whose files are there.
+        classes: keep the first so many classes (`synthetic`: how many there are, default 10).
+        limit: keep the first so many training samples of a shuffle seeded with `seed`.
+        seed: of that shuffle, and of `synthetic`.
+        samples: training samples of `synthetic`; a fifth as many test samples come on top.
+        features: length of an input of `synthetic`.
+        heterogeneity: how much the clients of `synthetic` differ; 0: not at all.
+        clients: how many clients `synthetic` has.
+    """
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"data.name = {name!r} is unknown{hint} (allowed: {', '.join(NAMES)})")
+    if seed < 0:
+        raise ConfigError(f"seed = {seed}: must not be negative")
+    if name == "synthetic":
+        made = synthetic(
+            samples=samples,
+            features=features,
+            classes=10 if classes is None else classes,
+            heterogeneity=heterogeneity,
+            clients=clients,
+            seed=seed,
+        )
+        return _limited(made, limit, seed)
+    if name == "npz":
+        if path is None:
+            raise ConfigError("data.path is missing: data.name = 'npz' needs the path of the file")
+        raw = _npz(Path(path))
+    elif name == "emnist":
+        raw = _emnist(data_root(root), split)
+    else:
+        raw = READERS[name](data_root(root))
+    return _limited(_finish(name, raw, classes), limit, seed)
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """Where data sets live: `root`, else `$UNDRIFT_DATA`, else the user's cache folder."""
+    return Path(root or os.environ.get("UNDRIFT_DATA") or platformdirs.user_cache_dir("undrift")).expanduser()
+
+
+def _finish(name: str, raw: Raw, classes: int | None) -> DataSet:
+    """Keep the first classes, check labels, normalise."""
+    y_train = check_labels(raw.y_train, f"{name}: training labels", raw.classes)
+    y_test = check_labels(raw.y_test, f"{name}: test labels", raw.classes)
+    if classes is not None and not 1 <= classes <= raw.classes:
+        raise DataError(
+            f"data.classes = {classes}: {name} has {raw.classes} classes (allowed: 1 … {raw.classes})"
+        )
+    count = raw.classes if classes is None else classes
+    keep, keep_test = y_train < count, y_test < count
+    for part, kept in (("training", keep), ("test", keep_test)):
+        if not kept.any():
+            raise DataError(f"data.classes = {classes}: no {part} sample of {name} is left")
+    mean = std = None
+    if isinstance(raw.x_train, np.ndarray):
+        mean, std = CONSTANTS.get(name) or channel_stats(raw.x_train, raw.scale)
+    x_train, x_test = (
+        normalised(x if k.all() else x[k], mean, std, raw.scale)
+        if isinstance(x, np.ndarray) and mean and std
+        else rows(torch.as_tensor(x), torch.from_numpy(np.flatnonzero(k)))
+        for x, k in ((raw.x_train, keep), (raw.x_test, keep_test))
+    )
+    client = None if raw.client is None else raw.client[keep]
+    y_train, y_test = y_train[keep], y_test[keep_test]
+    return DataSet(
+        name, x_train, torch.from_numpy(y_train), x_test, torch.from_numpy(y_test), count, client, mean, std
+    )
+
+
+def _limited(data: DataSet, limit: int | None, seed: int) -> DataSet:
+    """Keep the first `limit` training samples of a seeded shuffle, in its order."""
+    if limit is None:
+        return data
+    if not 1 <= limit <= len(data.y_train):
+        raise DataError(f"data.limit = {limit}: {data.name} has {len(data.y_train)} training samples")
+    chosen = np.random.default_rng([seed, LIMIT_STREAM]).permutation(len(data.y_train))[:limit]
+    idx = torch.from_numpy(chosen)
+    client = None if data.client is None else data.client[chosen]
+    return DataSet(
+        data.name, rows(data.x_train, idx), data.y_train[idx], data.x_test, data.y_test,
+        data.classes, client, data.mean, data.std,
+    )  # fmt: skip
+
+
+def _digits(root: Path) -> Raw:
+    """The 8x8 digits that come with scikit-learn; every fifth sample of a class is for testing."""
+    from sklearn.datasets import load_digits  # a slow import, needed here alone
+
+    bunch = load_digits()
+    x, y = bunch.images.astype(np.uint8)[..., None], bunch.target.astype(np.int64)
+    rank = np.empty(len(y), np.int64)
+    for label in range(10):
+        rank[y == label] = np.arange(np.count_nonzero(y == label))
+    test = rank % 5 == 4
+    return Raw(x[~test], y[~test], x[test], y[test], 10, scale=16.0)
+
+
+def _idx_pair(folder: Path, prefix: str, get: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    return read_idx(folder / f"{prefix}-images-idx3-ubyte.gz", folder / f"{prefix}-labels-idx1-ubyte.gz", get)
+
+
+def _mnist(name: str) -> Callable[[Path], Raw]:
+    def read(root: Path) -> Raw:
+        return Raw(*_idx_pair(root / name, "train", name), *_idx_pair(root / name, "t10k", name), 10)
+
+    return read
+
+
+def _emnist(root: Path, split: str) -> Raw:
+    """One split of EMNIST; NIST's files have rows and columns swapped, `letters` counts from 1."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", split):
+        raise ConfigError(f"data.split = {split!r} is not a name (official: {', '.join(EMNIST_CLASSES)})")
+    folder = root / "emnist"
+    there = sorted(
+        found.name.removeprefix("emnist-").split("-train-images")[0]
+        for found in folder.glob("emnist-*-train-images-idx3-ubyte*")
+    )
+    if split not in there and split not in EMNIST_CLASSES:
+        allowed = ", ".join(dict.fromkeys((*EMNIST_CLASSES, *there)))
+        raise DataError(f"data.split = {split!r}: no such files in {folder} (allowed: {allowed})")
+    pairs = [_idx_pair(folder, f"emnist-{split}-{part}", "emnist") for part in ("train", "test")]
+    shift = 1 if split == "letters" else 0
+    (x, y), (x_test, y_test) = ((x.transpose(0, 2, 1, 3), y - shift) for x, y in pairs)
+    known = EMNIST_CLASSES.get(split)
+    return Raw(x, y, x_test, y_test, known if known else int(y.max(initial=0)) + 1)
+
+
+def _cifar10(root: Path) -> Raw:
+    folder = root / "cifar-10-batches-bin"
+    train = [folder / f"data_batch_{i}.bin" for i in range(1, 6)]
+    return Raw(*read_cifar(train, 1, "cifar10"), *read_cifar([folder / "test_batch.bin"], 1, "cifar10"), 10)
+
+
+def _cifar100(root: Path) -> Raw:
+    train, test = (
+        read_cifar([root / "cifar-100-binary" / f"{part}.bin"], 2, "cifar100") for part in ("train", "test")
+    )
+    return Raw(*train, *test, 100)
+
+
+def _stl10(root: Path) -> Raw:
+    folder = root / "stl10_binary"
+    train, test = (
+        read_stl(folder / f"{part}_X.bin", folder / f"{part}_y.bin", "stl10") for part in ("train", "test")
+    )
+    return Raw(*train, *test, 10)
+
+
+READERS: dict[str, Callable[[Path], Raw]] = {
+    "digits": _digits,
+    "mnist": _mnist("mnist"),
+    "fashion-mnist": _mnist("fashion-mnist"),
+    "cifar10": _cifar10,
+    "cifar100": _cifar100,
+    "stl10": _stl10,
+}
+
+
+def _npz(path: Path) -> Raw:
+    """A user's own arrays. As many classes as the largest training label says."""
+    arrays = read_npz(path, ("x_train", "y_train", "x_test", "y_test"), ("client",))
+    inputs: list[NDArray[np.uint8] | Tensor] = []
+    for part in ("train", "test"):
+        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+        where = f"{path}: x_{part}"
+        check_lengths(x, y, where, f"y_{part}")
+        inputs.append(as_pixels(x, where) if kind_of(x, where) == "pixels" else as_floats(x, where))
+    if type(inputs[0]) is not type(inputs[1]) or inputs[0].shape[1:] != inputs[1].shape[1:]:
+        kinds = [f"{arrays[k].dtype} {list(arrays[k].shape[1:])}" for k in ("x_train", "x_test")]
+        raise DataError(f"{path}: x_train ({kinds[0]}) and x_test ({kinds[1]}) must be alike")
+    y_train = check_labels(arrays["y_train"], f"{path}: y_train")
+    classes = int(y_train.max()) + 1
+    y_test = check_labels(arrays["y_test"], f"{path}: y_test", classes)
+    client = arrays.get("client")
+    if client is not None:
+        if client.shape != y_train.shape:
+            raise DataError(f"{path}: client has the shape {client.shape}, y_train {y_train.shape}")
+        if client.dtype.kind not in "iuSU":
+            raise DataError(f"{path}: client ids must be integers or strings, not {client.dtype}")
+    return Raw(inputs[0], y_train, inputs[1], y_test, classes, client)

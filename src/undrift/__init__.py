@@ -1,1 +1,34 @@
-"""Federated learning when the clients data are not alike."""
+"""undrift: federated learning when the clients' data are not alike.
+
+Drift controls that compose: every algorithm is FedAvg plus rules, joined with ``+``.
+"""
+
+from undrift.errors import ConfigError, DataError, DivergedError, InputError, RunError, UndriftError
+from undrift.federation import Federation, from_clients
+from undrift.rule import Chain, ClientAt, FedAvg, Rule, ServerAt, chain, masked
+from undrift.rules import Centralised, Ds, FedAdc, FedDyn, FedProx, Fsl, Scaffold, SlowMo, fedpvr
+from undrift.simulate import Result, simulate
+
+__version__ = "0.1.0"
+
+fedavg = FedAvg
+fedprox = FedProx
+scaffold = Scaffold
+feddyn = FedDyn
+slowmo = SlowMo
+fedadc = FedAdc
+fsl = Fsl
+ds = Ds
+centralised = Centralised
+
+
+def dsl(share: float = 1.0, **server_learning: object) -> Chain:
+    """Data sharing with server learning: ``ds(share) + fsl(**server_learning)``."""
+    return Ds(share) + Fsl(**server_learning)  # type: ignore[arg-type]
+
+
+__all__ = [
+    "Chain", "ClientAt", "ConfigError", "DataError", "DivergedError", "FedAvg", "Federation", "InputError", "Result",
+    "Rule", "RunError", "ServerAt", "UndriftError", "__version__", "centralised", "chain", "ds", "dsl", "fedadc",
+    "fedavg", "feddyn", "fedprox", "fedpvr", "from_clients", "fsl", "masked", "scaffold", "simulate", "slowmo",
+]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Engines map a client's round over a cohort; none of them knows which algorithm it runs."""

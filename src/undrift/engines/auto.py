@@ -1,0 +1,63 @@
+"""Chooses the local engine: worker processes where they pay off, this process where they do not."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from undrift.engines.base import Engine, Lost, Pending, Serial
+from undrift.engines.local import Local
+from undrift.worker import Cast, Job, Outcome, Work, Worker
+
+_TOO_SHORT = 0.010
+"""A round (or evaluation) below so many seconds is not worth handing over to processes."""
+
+
+class Auto:
+    """Runs the first round in this process, looks at the clock, and starts workers only if they would help."""
+
+    def __init__(self, work: Work, worker: Worker, workers: int) -> None:
+        self.work, self.worker, self.workers = work, worker, workers
+        self.engine: Engine = Serial(work, worker)
+        self._decided = False
+
+    def clients(self, cast: Cast, jobs: Sequence[Job]) -> Iterator[Outcome | Lost]:
+        """Carry out a round's jobs."""
+        if self._decided:
+            yield from self.engine.clients(cast, jobs)
+            return
+        start = time.perf_counter()
+        yield self.worker.client(cast, jobs[0])
+        first = time.perf_counter() - start
+        self._decided = cast.round > 1
+        if self._decided and first * len(jobs) > _TOO_SHORT and len(jobs) > 1:
+            self.engine = Local(self.work, self.worker, min(self.workers, len(jobs)))
+        yield from self.engine.clients(cast, jobs[1:])
+
+    def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
+        """Evaluate a server model."""
+        return self.engine.evaluate(x, buffers)
+
+    def close(self) -> None:
+        """End the workers, if there are any."""
+        self.engine.close()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def engine_for(work: Work, worker: Worker, workers: int | None) -> Engine:
+    """The engine for so many workers; None: as many as there are cores, if they pay off."""
+    forks = "fork" in multiprocessing.get_all_start_methods() and torch.device(work.device).type == "cpu"
+    if workers == 0 or not forks:
+        return Serial(work, worker)
+    if workers is not None:
+        return Local(work, worker, workers)
+    return Auto(work, worker, cores()) if cores() > 1 else Serial(work, worker)

@@ -1,0 +1,1 @@
+"""What is measured along a run."""

@@ -1,0 +1,83 @@
+"""The settings of a training run that are the same for every algorithm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from undrift.federation import Federation, Indices
+from undrift.schedule import Schedule
+from undrift.streams import stream
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How clients are drawn, how they train, how they are weighted."""
+
+    rounds: int
+    lr: Schedule
+    cohort: int | None = None
+    local_epochs: int = 1
+    local_steps: int | None = None
+    batch_size: int = 32
+    server_lr: float | Literal["sqrt"] = 1.0
+    weight_decay: float = 0.0
+    weighting: Literal["samples", "uniform"] = "samples"
+    eval_every: int = 1
+    pretrain_epochs: int = 0
+    pretrain_lr: float = 0.01
+    augment: bool = False
+    seed: int = 0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    targets: tuple[float, ...] = field(default=())
+
+    def cohort_of(self, round: int, population: int) -> list[int]:
+        """The clients drawn in a round: uniformly, without replacement, from the seed alone."""
+        size = min(self.cohort or population, population)
+        if size == population:
+            return list(range(population))
+        return [int(c) for c in stream(self.seed, "cohort", round).choice(population, size, replace=False)]
+
+    def rate(self, round: int) -> float:
+        """The clients' rate in force in a round."""
+        return self.lr.at(round, self.rounds)
+
+    def step_size(self, cohort: int) -> float:
+        """The server rate for a cohort of this size."""
+        return math.sqrt(cohort) if self.server_lr == "sqrt" else self.server_lr
+
+    def steps(self, samples: int) -> int:
+        """How many steps a client with so many samples makes in a round (``K``)."""
+        if self.local_steps is not None:
+            return self.local_steps
+        return self.local_epochs * math.ceil(samples / (self.batch_size or samples))
+
+    def weight(self, samples: int) -> float:
+        """A client's weight before normalisation."""
+        return float(samples) if self.weighting == "samples" else 1.0
+
+    def total_weight(self, federation: Federation) -> float:
+        """The sum of all clients' weights."""
+        return float(federation.sizes.sum()) if self.weighting == "samples" else float(len(federation))
+
+
+def batches(
+    samples: int, batch_size: int, epochs: int, steps: int | None, rng: np.random.Generator
+) -> Iterator[Indices]:
+    """Positions of each batch: every epoch visits every sample once in a fresh order, the last short batch too.
+
+    With ``steps`` the walk goes on, reshuffled whenever it is exhausted, until so many batches are made.
+    """
+    size = batch_size or samples
+    remaining = steps if steps is not None else epochs * math.ceil(samples / size)
+    while remaining > 0:
+        order = rng.permutation(samples)
+        for start in range(0, samples, size):
+            yield order[start : start + size]
+            remaining -= 1
+            if not remaining:
+                return

@@ -1,0 +1,257 @@
+"""The work of one party on its own data: a client's round, server learning, evaluation.
+
+A client's round is one function of (rule, model, what came down, what was kept, data, settings); engines only
+map it over the cohort.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from undrift.data.augment import flip_crop
+from undrift.federation import Federation, Indices, Pair, rows
+from undrift.plan import Plan, batches
+from undrift.rule import Chain, ClientAt
+from undrift.streams import stream, torch_seed
+from undrift.tree import Tree
+from undrift.vector import FlatModel
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+EVALUATION_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that a worker has to know before the first round."""
+
+    module: nn.Module
+    rule: Chain
+    federation: Federation
+    plan: Plan
+    loss: Loss = nn.functional.cross_entropy
+    device: str = "cpu"
+
+    def evaluated(self) -> dict[str, Pair]:
+        """The data that the server model is evaluated on, by name."""
+        sets = {"test": self.federation.test, "validation": self.federation.validation}
+        return {name: pair for name, pair in sets.items() if pair is not None}
+
+
+@dataclass
+class Cast:
+    """What goes down to every client of a round."""
+
+    round: int
+    lr: float
+    x: Tensor
+    buffers: Tensor
+    down: Tree
+
+
+@dataclass
+class Job:
+    """One client's part of a round."""
+
+    client: int
+    kept: Tree
+
+
+@dataclass
+class Outcome:
+    """What comes back from a client."""
+
+    client: int
+    delta: Tensor
+    buffers: Tensor
+    up: Tree
+    kept: Tree
+    loss: float
+    """Mean training loss over the samples visited."""
+    visits: int
+    steps: int
+
+
+@dataclass
+class Score:
+    """Sums over evaluated samples."""
+
+    samples: int = 0
+    correct: int = 0
+    loss: float = 0.0
+    counted: bool = True
+    """Whether accuracy makes sense (class labels)."""
+
+    def __add__(self, other: Score) -> Score:
+        return Score(
+            self.samples + other.samples,
+            self.correct + other.correct,
+            self.loss + other.loss,
+            self.counted and other.counted,
+        )
+
+
+class Worker:
+    """A model of one's own and the functions that train and evaluate it; holds nothing between calls."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.model = FlatModel(work.module, work.device)
+
+    def client(self, cast: Cast, job: Job) -> Outcome:
+        """A client's round: from the server model to an update, a message and what the client keeps."""
+        plan, rule, y = self.work.plan, self.work.rule, self.model.weights
+        index = self.work.federation.rows(job.client)
+        at = ClientAt(
+            cast.x, cast.down, job.kept, cast.lr, plan.steps(len(index)), cast.round,
+            lambda: self.full_gradient(cast.x, cast.buffers, index),
+        )  # fmt: skip
+        at.local = rule.start(at)
+        order = batches(
+            len(index),
+            plan.batch_size,
+            plan.local_epochs,
+            plan.local_steps,
+            stream(plan.seed, "order", cast.round, job.client),
+        )
+        self.model.load(cast.x, cast.buffers)
+        loss = visits = 0.0
+        with self._noise("noise", cast.round, job.client), self._training():
+            for x, labels in self._batches(index, order, cast.round, job.client):
+                rule.shift(y, at)
+                loss += self._gradient(x, labels) * len(labels)
+                visits += len(labels)
+                rule.gradient(self.model.grad, y, at)
+                y.sub_(self.model.grad, alpha=cast.lr)
+        final = y.clone()
+        delta, buffers = final - cast.x, self.model.buffers.clone()
+        up, kept = rule.up(final, at)
+        return Outcome(job.client, delta, buffers, up, kept, loss / visits, int(visits), at.steps)
+
+    def learn(
+        self, start: Tensor, buffers: Tensor, data: Pair, lr: float, order: Iterator[Indices], noise: int
+    ) -> Tensor:
+        """Plain local SGD on the server's data."""
+        x, labels = data
+        y = self.model.weights
+        self.model.load(start, buffers)
+        with self._noise("server-noise", noise), self._training():
+            for batch in order:
+                index = torch.from_numpy(batch)
+                self._gradient(rows(x, index).to(self.work.device), labels[index].to(self.work.device))
+                y.sub_(self.model.grad, alpha=lr)
+        return y.clone()
+
+    def full_gradient(
+        self, weights: Tensor, buffers: Tensor, index: Indices, *, decay: bool = True
+    ) -> Tensor:
+        """The full-batch gradient of a client's mean loss, in evaluation mode (streamed over its data)."""
+        federation = self.work.federation
+        return self.gradient_of(
+            (federation.x, federation.y), weights, buffers, torch.from_numpy(index), decay=decay
+        )
+
+    def gradient_of(
+        self,
+        data: Pair,
+        weights: Tensor,
+        buffers: Tensor,
+        index: Tensor | None = None,
+        *,
+        decay: bool = False,
+    ) -> Tensor:
+        """The full-batch gradient of the mean loss on ``data`` (or its rows ``index``), evaluation mode."""
+        x, labels = data
+        index = torch.arange(len(labels)) if index is None else index
+        before = (self.model.weights.clone(), self.model.buffers.clone())
+        self.model.load(weights, buffers)
+        self.model.module.eval()
+        total = torch.zeros_like(weights)
+        for chunk in index.split(EVALUATION_BATCH):
+            self.model.grad.zero_()
+            self._loss(rows(x, chunk).to(self.work.device), labels[chunk].to(self.work.device)).backward()  # type: ignore[no-untyped-call]
+            total.add_(self.model.grad, alpha=len(chunk) / len(index))
+        if decay:
+            total.add_(weights, alpha=self.work.plan.weight_decay)
+        self.model.load(*before)
+        return total
+
+    def evaluate(self, weights: Tensor, buffers: Tensor, data: Pair) -> Score:
+        """Loss and correct answers of a model on ``data``."""
+        self.model.load(weights, buffers)
+        total = Score()
+        for start in range(0, len(data[1]), EVALUATION_BATCH):
+            total += self.evaluate_chunk(data, start)
+        return total
+
+    def evaluate_chunk(self, data: Pair, start: int) -> Score:
+        """The loaded model on one chunk of ``data``; chunks are fixed, so sums do not depend on who makes them."""
+        device = self.work.device
+        x, labels = (part[start : start + EVALUATION_BATCH].to(device) for part in data)
+        self.model.module.eval()
+        with torch.inference_mode(), self._autocast():
+            out = self.model.module(x)
+            loss = float(self.work.loss(out.float() if out.dtype == torch.bfloat16 else out, labels))
+            counted = not labels.is_floating_point() and out.ndim == 2
+            correct = int((out.argmax(1) == labels).sum()) if counted else 0
+        return Score(len(labels), correct, loss * len(labels), counted)
+
+    def _batches(
+        self, index: Indices, order: Iterator[Indices], round: int, client: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        federation, device = self.work.federation, self.work.device
+        generator = torch.Generator()
+        if self.work.plan.augment:
+            generator.manual_seed(torch_seed(self.work.plan.seed, "augment", round, client))
+        for positions in order:
+            batch = torch.from_numpy(index[positions])
+            x = rows(federation.x, batch)
+            if self.work.plan.augment:
+                x = flip_crop(x, generator)
+            yield x.to(device), federation.y[batch].to(device)
+
+    def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
+        with self._autocast():
+            out = self.model.module(x)
+        return self.work.loss(out.float() if out.dtype == torch.bfloat16 else out, labels)
+
+    def _gradient(self, x: Tensor, labels: Tensor) -> float:
+        """Fill ``model.grad`` with the gradient of the batch's mean loss and weight decay; return the loss."""
+        g = self.model.grad.zero_()
+        loss = self._loss(x, labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.work.plan.weight_decay:
+            g.add_(self.model.weights, alpha=self.work.plan.weight_decay)
+        return loss.item()
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self.work.plan.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(torch.device(self.work.device).type, dtype=torch.bfloat16)
+
+    @contextlib.contextmanager
+    def _training(self) -> Iterator[None]:
+        self.model.module.train()
+        yield
+        self.model.module.eval()
+
+    @contextlib.contextmanager
+    def _noise(self, purpose: str, *keys: int) -> Iterator[None]:
+        """Dropout draws from torch's global generator: give it this purpose's stream, and put its state back."""
+        before = torch.get_rng_state()
+        torch.manual_seed(torch_seed(self.work.plan.seed, purpose, *keys))
+        try:
+            yield
+        finally:
+            torch.set_rng_state(before)
+
+
+def without_data(work: Work) -> Work:
+    """The same work for a party that brings its own data."""
+    return replace(
+        work, federation=replace(work.federation, x=work.federation.x[:0], y=work.federation.y[:0])
+    )

@@ -88,7 +88,8 @@ def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()
     """Read arrays of an npz file; pickled objects are never loaded."""
     arrays = {}
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as stream:  # np.load leaves a file that it cannot read open
+            archive = np.load(stream, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise DataError(f"{path}: a single array, not an npz file")
             for name in needed:

@@ -80,7 +80,7 @@ def _out_of_place(layer: nn.Module) -> nn.Module:
     if not getattr(layer, "inplace", False) or isinstance(layer, _DropoutNd):
         return layer
     twin = copy.copy(layer)
-    twin.__dict__["inplace"] = False
+    vars(twin)["inplace"] = False
     return twin
 
 

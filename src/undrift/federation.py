@@ -11,23 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from undrift.data.dataset import channels_last as stored
+from undrift.data.dataset import rows
 from undrift.errors import DataError
 from undrift.streams import stream
 
 Pair = tuple[Tensor, Tensor]
 Indices = NDArray[np.int64]
-
-
-def stored(x: Tensor) -> Tensor:
-    """Images laid out so that gathered batches are channels-last; other tensors contiguous."""
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x.contiguous()
-
-
-def rows(x: Tensor, index: Tensor) -> Tensor:
-    """``x[index]``; for images stored channels-last the batch is channels-last too, without another copy."""
-    if x.ndim == 4:
-        return x.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
-    return x.index_select(0, index)
 
 
 @dataclass(frozen=True)

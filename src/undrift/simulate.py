@@ -19,7 +19,8 @@ from torch.utils.data import Dataset
 from undrift.engines.auto import engine_for
 from undrift.engines.base import Engine, Pending
 from undrift.errors import ConfigError
-from undrift.federation import Federation, Pair, from_clients, stored
+from undrift.data.dataset import channels_last
+from undrift.federation import Federation, Pair, from_clients
 from undrift.folder import Folder
 from undrift.measure.progress import summarise
 from undrift.plan import Plan, batches
@@ -324,7 +325,7 @@ def simulate(
 
 
 def _laid_out(pair: Pair | None) -> Pair | None:
-    return None if pair is None else (stored(torch.as_tensor(pair[0])), torch.as_tensor(pair[1]))
+    return None if pair is None else (channels_last(torch.as_tensor(pair[0])), torch.as_tensor(pair[1]))
 
 
 def _described(plan: Plan, rule: Rule) -> dict[str, Any]:

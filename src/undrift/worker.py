@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from undrift.data.augment import flip_crop
-from undrift.federation import Federation, Indices, Pair, rows
+from undrift.data.dataset import rows
+from undrift.federation import Federation, Indices, Pair
 from undrift.plan import Plan, batches
 from undrift.rule import Chain, ClientAt
 from undrift.streams import stream, torch_seed
@@ -22,7 +23,8 @@ from undrift.tree import Tree
 from undrift.vector import FlatModel
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-EVALUATION_BATCH = 500
+EVALUATION_BATCH = 200
+"""Small enough that activations are not given back to the system after every chunk."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class Worker:
         self.model.load(weights, buffers)
         self.model.module.eval()
         total = torch.zeros_like(weights)
-        for chunk in index.split(EVALUATION_BATCH):
+        for chunk in torch.split(index, EVALUATION_BATCH):
             self.model.grad.zero_()
             self._loss(rows(x, chunk).to(self.work.device), labels[chunk].to(self.work.device)).backward()  # type: ignore[no-untyped-call]
             total.add_(self.model.grad, alpha=len(chunk) / len(index))

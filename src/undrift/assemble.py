@@ -42,9 +42,7 @@ def parts_of(config: Config, data: DataSet) -> list[Indices]:
     if spec.scheme == "given":
         given = data.client if spec.file is None else load_indices(spec.file)
         if given is None:
-            raise ConfigError(
-                "partition.scheme = 'given': the data has no client column; give partition.file"
-            )
+            raise ConfigError("partition.scheme = 'given': the data has no client column; give partition.file")
     return partition(
         spec.scheme, data.y_train.numpy(), spec.clients, config.partition_seed, classes=spec.classes,
         shards=spec.shards, alpha=spec.alpha, ratio=spec.ratio, min_samples=spec.min_samples, given=given,

@@ -230,17 +230,10 @@ def _resolve_paths(settings: dict[str, Any], base: Path) -> None:
 def _numbers(value: Any, annotation: Any = None) -> Any:
     """TOML's ``1`` is a fine value for a number that need not be whole."""
     if isinstance(value, dict):
-        fields = (
-            annotation.model_fields
-            if isinstance(annotation, type) and issubclass(annotation, BaseModel)
-            else {}
-        )
+        fields = annotation.model_fields if isinstance(annotation, type) and issubclass(annotation, BaseModel) else {}
         if annotation is None:
             fields = Config.model_fields
-        return {
-            k: _numbers(v, _section_of(fields[k].annotation) if k in fields else object)
-            for k, v in value.items()
-        }
+        return {k: _numbers(v, _section_of(fields[k].annotation) if k in fields else object) for k, v in value.items()}
     if isinstance(value, int) and not isinstance(value, bool) and _takes_float(annotation):
         return float(value)
     if isinstance(value, list) and _takes_float(*typing.get_args(annotation)):
@@ -269,9 +262,7 @@ def _explain(error: ValidationError, settings: Mapping[str, Any]) -> str:
         known = section.model_fields if hasattr(section, "model_fields") else Config.model_fields
         return f"unknown key {key!r}: {nearest(loc[-1], known)}"
     messages = {
-        str(e["msg"])[0].lower() + str(e["msg"])[1:]
-        for e in error.errors()
-        if e["loc"][:2] == first["loc"][:2]
+        str(e["msg"])[0].lower() + str(e["msg"])[1:] for e in error.errors() if e["loc"][:2] == first["loc"][:2]
     }
     if loc and loc[-1] in ("float", "int", "str", "literal", "list"):
         key = ".".join(loc[:-1])

@@ -39,9 +39,7 @@ def list_sets(root: Root = None) -> None:
         table.add_column(heading, no_wrap=heading != "what")
     for name in NAMES:
         if name in CATALOGUE:
-            table.add_row(
-                name, "yes" if (base / CATALOGUE[name].folder).is_dir() else "no", CATALOGUE[name].title
-            )
+            table.add_row(name, "yes" if (base / CATALOGUE[name].folder).is_dir() else "no", CATALOGUE[name].title)
         else:
             table.add_row(name, "built in", BUILT_IN[name])
     Console().print(table)

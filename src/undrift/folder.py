@@ -88,11 +88,7 @@ def _refuse_other(path: Path, settings: Settings) -> None:
     def fixed(all_settings: Settings) -> dict[str, Any]:
         flat = flatten(all_settings)
         # Engine and place change nothing about the result, so they may change on the way.
-        return {
-            key: value
-            for key, value in flat.items()
-            if not key.startswith("engine.") or key == "engine.precision"
-        }
+        return {key: value for key, value in flat.items() if not key.startswith("engine.") or key == "engine.precision"}
 
     stored, given = fixed(tomllib.loads((path / "config.toml").read_text())), fixed(settings)
     for key in sorted(stored.keys() | given.keys()):

@@ -80,9 +80,7 @@ class Totals:
 class FullRounds:
     """Rounds in which every client trains the whole model."""
 
-    def __init__(
-        self, work: Work, engine: Engine, store: Store, worker: Worker, observers: tuple[Observer, ...] = ()
-    ):
+    def __init__(self, work: Work, engine: Engine, store: Store, worker: Worker, observers: tuple[Observer, ...] = ()):
         self.work = work
         self.engine = engine
         self.store = store
@@ -138,13 +136,22 @@ class FullRounds:
         return totals, lost
 
     def _server_round(self, cast: Cast, totals: Totals, server: Server) -> Server:
+        rule = self.work.rule
+        at = self._server_at(cast, totals, server)
+        step, state = rule.server(at.delta, at)
+        x = rule.after(cast.x + at.server_lr * step, at)
+        if not math.isfinite(float(x.dot(x))):
+            raise DivergedError(f"round {cast.round}: the server model is not finite after the server step")
+        return Server(x, totals.buffers / totals.weight, state)
+
+    def _server_at(self, cast: Cast, totals: Totals, server: Server) -> ServerAt:
         plan, rule = self.work.plan, self.work.rule
         delta = totals.delta / totals.weight
         up = {path: leaf / self.total_weight for path, leaf in leaves(totals.up).items()}
         buffers = totals.buffers / totals.weight
         owned = self.work.federation.central or owner_of(rule, "the server step") is not None
         data = self.work.federation.server
-        at = ServerAt(
+        return ServerAt(
             x=cast.x, state=server.state, up=grow(up, totals.up), delta=delta, share=totals.weight / self.total_weight,
             lr=cast.lr, server_lr=1.0 if owned else plan.step_size(totals.clients), round=cast.round,
             rounds=plan.rounds, population=len(self.work.federation), samples=self.samples,
@@ -152,11 +159,6 @@ class FullRounds:
             batch_size=plan.batch_size, server_samples=0 if data is None else len(data[1]),
             learn=lambda *how: self._learn(cast.round, buffers, *how),
         )  # fmt: skip
-        step, state = rule.server(delta, at)
-        x = rule.after(cast.x + at.server_lr * step, at)
-        if not math.isfinite(float(x.dot(x))):
-            raise DivergedError(f"round {cast.round}: the server model is not finite after the server step")
-        return Server(x, buffers, state)
 
     def _learn(
         self,
@@ -171,21 +173,15 @@ class FullRounds:
         data = self.work.federation.server
         assert data is not None, "server learning is checked to have data before the run"
         size = self.work.plan.batch_size if batch is None else batch
-        order = batches(
-            len(data[1]), size, epochs or 1, steps, stream(self.work.plan.seed, "server-order", round)
-        )
+        order = batches(len(data[1]), size, epochs or 1, steps, stream(self.work.plan.seed, "server-order", round))
         return self.worker.learn(start, buffers, data, lr, order, round)
 
     def _bytes_down(self, cast: Cast, cohort: list[int]) -> int:
         if self.work.federation.central:
             return 0
         tracked = {link.name for link in self.work.rule.links if link.tracked}
-        model = nbytes({"x": cast.x, "buffers": cast.buffers}) * (
-            len(self.work.federation) if tracked else len(cohort)
-        )
-        messages = sum(nbytes(message) for name, message in cast.down.items() if name not in tracked) * len(
-            cohort
-        )
+        model = nbytes({"x": cast.x, "buffers": cast.buffers}) * (len(self.work.federation) if tracked else len(cohort))
+        messages = sum(nbytes(message) for name, message in cast.down.items() if name not in tracked) * len(cohort)
         fresh = set(cohort) - self._informed if self.work.federation.shared_bytes else set()
         self._informed |= fresh
         return model + messages + len(fresh) * self.work.federation.shared_bytes

@@ -24,14 +24,22 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from undrift.errors import ConfigError
 from undrift.tree import Tree
 from undrift.vector import Layout
 
 if TYPE_CHECKING:
+    from undrift.engines.base import Engine
     from undrift.federation import Federation
+    from undrift.plan import Plan
+    from undrift.round import FullRounds, Observer
+    from undrift.store import Store
+    from undrift.worker import Work, Worker
+
+KIND = "the kind of round"
+"""What a rule owns that makes rounds of another kind than training whole models at clients."""
 
 
 @dataclass
@@ -105,6 +113,16 @@ class Rule:
     def bind(self, layout: Layout) -> Rule:
         """This rule for a model of this layout; refuses what does not fit."""
         return self
+
+    def arrange(self, whole: Chain, module: nn.Module, layout: Layout, plan: Plan) -> Chain:
+        """The chain that this rule is a link of, bound to a model; asked of the rule that owns ``KIND``."""
+        return whole.bind(layout)
+
+    def rounds(
+        self, work: Work, engine: Engine, store: Store, worker: Worker, observers: tuple[Observer, ...]
+    ) -> FullRounds:
+        """What makes the rounds; asked of the rule that owns ``KIND``."""
+        raise NotImplementedError(f"{self.name} does not make rounds")
 
     def federate(self, federation: Federation, seed: int) -> Federation:
         """The federation as this rule wants it before round 1."""
@@ -183,9 +201,7 @@ class Chain(Rule):
 
     def views(self, at: ClientAt) -> dict[str, ClientAt]:
         """What each link is given: its own messages and memory only."""
-        return {
-            link.name: replace(at, down=at.down[link.name], kept=at.kept[link.name]) for link in self.links
-        }
+        return {link.name: replace(at, down=at.down[link.name], kept=at.kept[link.name]) for link in self.links}
 
     def start(self, at: ClientAt) -> Tree:
         views = self.views(at)
@@ -203,9 +219,7 @@ class Chain(Rule):
 
     def up(self, y: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
         both = {link.name: link.up(y, at.local[link.name]) for link in self.links}
-        return {name: sent for name, (sent, _) in both.items()}, {
-            name: kept for name, (_, kept) in both.items()
-        }
+        return {name: sent for name, (sent, _) in both.items()}, {name: kept for name, (_, kept) in both.items()}
 
     def _own(self, link: Rule, at: ServerAt) -> ServerAt:
         return replace(at, state=at.state[link.name], up=at.up[link.name])
@@ -241,9 +255,7 @@ def _refuse_clash(first: Rule, second: Rule) -> None:
                 f"algorithm: {rule.name!r} has no rounds between clients, so {other.name!r} cannot act in it"
             )
     if clash := sorted(first.owns & second.owns):
-        raise ConfigError(
-            f"algorithm: {first.name!r} and {second.name!r} cannot be combined: both own {clash[0]}"
-        )
+        raise ConfigError(f"algorithm: {first.name!r} and {second.name!r} cannot be combined: both own {clash[0]}")
 
 
 def owner_of(rule: Chain, what: str) -> Rule | None:
@@ -317,9 +329,7 @@ class Masked(Rule):
 
     def server(self, step: Tensor, at: ServerAt) -> tuple[Tensor, Tree]:
         step = step.clone()
-        part, state = self.rule.server(
-            self.take(step), replace(at, x=self.take(at.x), delta=self.take(at.delta))
-        )
+        part, state = self.rule.server(self.take(step), replace(at, x=self.take(at.x), delta=self.take(at.delta)))
         self._put(part, step)
         return step, state
 

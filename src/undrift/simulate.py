@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from undrift.data.dataset import channels_last
 from undrift.engines.auto import engine_for
 from undrift.engines.base import Engine, Pending
 from undrift.errors import ConfigError
-from undrift.data.dataset import channels_last
 from undrift.federation import Federation, Pair, from_clients
 from undrift.folder import Folder
 from undrift.measure.progress import summarise
 from undrift.plan import Plan, batches
 from undrift.round import FullRounds, Observer, Report, Server
-from undrift.rule import Chain, FedAvg, Rule, chain, owner_of
+from undrift.rule import KIND, Chain, FedAvg, Rule, chain, owner_of
 from undrift.schedule import Kind, Schedule
 from undrift.store import Store
 from undrift.streams import stream
@@ -110,7 +110,9 @@ class _Loop:
         states = self.folder.checkpoints / "clients" if self.folder else None
         self.store = Store(self.work.rule.init_client(x), states, run.state_budget)
         observers: tuple[Observer, ...] = tuple(measure.observe for measure in run.measures)
-        self.rounds: Rounds = FullRounds(self.work, engine, self.store, worker, observers)
+        kind = owner_of(self.work.rule, KIND)
+        make = FullRounds if kind is None else kind.rounds
+        self.rounds: Rounds = make(self.work, engine, self.store, worker, observers)
 
     def go(self) -> Result:
         first = self._resume()
@@ -173,9 +175,7 @@ class _Loop:
         data, plan = self.work.federation.server, self.plan
         if not plan.pretrain_epochs or data is None:
             return
-        order = batches(
-            len(data[1]), plan.batch_size, plan.pretrain_epochs, None, stream(plan.seed, "pretrain")
-        )
+        order = batches(len(data[1]), plan.batch_size, plan.pretrain_epochs, None, stream(plan.seed, "pretrain"))
         x = self.worker.learn(self.server.x, self.server.buffers, data, plan.pretrain_lr, order, 0)
         self.server = replace(self.server, x=x, buffers=self.worker.model.buffers.clone())
 
@@ -244,16 +244,12 @@ def versions() -> dict[str, str]:
     }  # fmt: skip
 
 
-def prepare(
-    module: nn.Module, rule: Rule, federation: Federation, plan: Plan, loss: Loss, device: str
-) -> Work:
+def prepare(module: nn.Module, rule: Rule, federation: Federation, plan: Plan, loss: Loss, device: str) -> Work:
     """Check that the parts fit together, and bind them."""
     whole = rule if isinstance(rule, Chain) else chain(rule)
     for link in whole.links:
         if link.needs_server_data and federation.server is None:
-            raise ConfigError(
-                f"algorithm {link.name!r} needs server data: give [server_data] (Python: server_data=)"
-            )
+            raise ConfigError(f"algorithm {link.name!r} needs server data: give [server_data] (Python: server_data=)")
     owner = owner_of(whole, "the server step")
     if owner is not None and plan.server_lr != 1.0:
         raise ConfigError(
@@ -264,7 +260,9 @@ def prepare(
     if plan.cohort is not None and plan.cohort > len(federation):
         raise ConfigError(f"train.cohort = {plan.cohort}: there are only {len(federation)} clients")
     layout = Worker(Work(module, whole, federation, plan, loss, device)).model.layout
-    return Work(module, whole.bind(layout), whole.federate(federation, plan.seed), plan, loss, device)
+    kind = owner_of(whole, KIND)
+    bound = whole.bind(layout) if kind is None else kind.arrange(whole, module, layout, plan)
+    return Work(module, bound, whole.federate(federation, plan.seed), plan, loss, device)
 
 
 def simulate(

@@ -54,9 +54,7 @@ class Store:
         """Write what has changed; returns the valid file of every client. Old files stay until :meth:`tidy`."""
         for client, round in self._dirty.items():
             name = f"client-{client}-{round}.safetensors"
-            write_atomic(
-                self.folder / name, save({k: v.contiguous() for k, v in leaves(self._memory[client]).items()})
-            )
+            write_atomic(self.folder / name, save({k: v.contiguous() for k, v in leaves(self._memory[client]).items()}))
             if client in self._files:
                 self._stale.append(self._files[client])
             self._files[client] = name

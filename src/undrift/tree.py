@@ -67,6 +67,4 @@ class Packing:
 
 def clone(tree: Tree) -> Tree:
     """A tree of tensors of its own."""
-    return {
-        name: clone(value) if isinstance(value, dict) else torch.clone(value) for name, value in tree.items()
-    }
+    return {name: clone(value) if isinstance(value, dict) else torch.clone(value) for name, value in tree.items()}

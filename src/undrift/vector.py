@@ -137,9 +137,7 @@ class FlatModel:
             raise ConfigError("the model has no trainable parameters")
         dtypes = {p.dtype for _, p in named}
         if len(dtypes) > 1 or not named[0][1].is_floating_point():
-            raise ConfigError(
-                f"the model's parameters must share one floating type, not {sorted(map(str, dtypes))}"
-            )
+            raise ConfigError(f"the model's parameters must share one floating type, not {sorted(map(str, dtypes))}")
         self.layout = Layout((entries := _entries(list(named))), _layers(self.module, entries))
         dtype = named[0][1].dtype
         self.weights = torch.empty(self.layout.size, dtype=dtype, device=device)

@@ -148,14 +148,10 @@ class Worker:
                 y.sub_(self.model.grad, alpha=lr)
         return y.clone()
 
-    def full_gradient(
-        self, weights: Tensor, buffers: Tensor, index: Indices, *, decay: bool = True
-    ) -> Tensor:
+    def full_gradient(self, weights: Tensor, buffers: Tensor, index: Indices, *, decay: bool = True) -> Tensor:
         """The full-batch gradient of a client's mean loss, in evaluation mode (streamed over its data)."""
         federation = self.work.federation
-        return self.gradient_of(
-            (federation.x, federation.y), weights, buffers, torch.from_numpy(index), decay=decay
-        )
+        return self.gradient_of((federation.x, federation.y), weights, buffers, torch.from_numpy(index), decay=decay)
 
     def gradient_of(
         self,
@@ -254,6 +250,4 @@ class Worker:
 
 def without_data(work: Work) -> Work:
     """The same work for a party that brings its own data."""
-    return replace(
-        work, federation=replace(work.federation, x=work.federation.x[:0], y=work.federation.y[:0])
-    )
+    return replace(work, federation=replace(work.federation, x=work.federation.x[:0], y=work.federation.y[:0]))

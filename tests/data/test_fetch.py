@@ -135,9 +135,7 @@ def test_an_archive_is_fetched_checked_and_unpacked(
     assert (folder / "mine.txt").read_text() == "stays"
 
 
-def test_a_broken_connection_is_continued(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_connection_is_continued(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offer(site, monkeypatch, ARCHIVE, CONTENTS, "small.tar.gz")
     site.breaks = [100_000, 50_000]
     fetch("small", tmp_path, progress=False)
@@ -220,9 +218,7 @@ def test_archives_cannot_write_outside(
     assert not [path for path in left(tmp_path) if path.endswith(".bin")]
 
 
-def test_links_in_archives_are_not_followed(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_in_archives_are_not_followed(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_text("secret")
     raw = tar_of({"small-bin/b.bin": b""}, links={"small-bin/a.bin": str(tmp_path / "secret")})
     offer(site, monkeypatch, raw, CONTENTS, "small.tar.gz")

@@ -54,9 +54,7 @@ def channels_last(x: torch.Tensor) -> bool:
     return x.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize(
-    ("name", "mean", "std"), [("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.2860, 0.3530)]
-)
+@pytest.mark.parametrize(("name", "mean", "std"), [("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.2860, 0.3530)])
 def test_mnist_files_are_scaled_with_the_published_constants(
     tmp_path: Path, name: str, mean: float, std: float
 ) -> None:
@@ -193,9 +191,7 @@ def test_classes_and_limit(tmp_path: Path) -> None:
     assert few.y_test.tolist() == [0, 1, 2]
     assert few.classes == 3
     everything = load("mnist", root=tmp_path)
-    a, b, longer, other = (
-        load("mnist", root=tmp_path, limit=n, seed=s) for n, s in ((7, 0), (7, 0), (9, 0), (7, 1))
-    )
+    a, b, longer, other = (load("mnist", root=tmp_path, limit=n, seed=s) for n, s in ((7, 0), (7, 0), (9, 0), (7, 1)))
     assert torch.equal(a.x_train, b.x_train)
     assert torch.equal(a.x_train, longer.x_train[:7])
     assert not torch.equal(a.x_train, other.x_train)

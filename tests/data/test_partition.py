@@ -115,10 +115,7 @@ def test_dirichlet_has_the_moments_of_its_name() -> None:
     # A share of Dir(alpha) over N has mean 1/N and variance (1/N)(1-1/N)/(N*alpha + 1).
     for alpha, N in ((0.5, 4), (5.0, 4)):
         shares = np.concatenate(
-            [
-                label_counts(EVEN, partition("dirichlet", EVEN, N, s, alpha=alpha), 10).ravel() / 500
-                for s in range(200)
-            ]
+            [label_counts(EVEN, partition("dirichlet", EVEN, N, s, alpha=alpha), 10).ravel() / 500 for s in range(200)]
         )
         want = (1 / N) * (1 - 1 / N) / (N * alpha + 1)
         assert abs(shares.mean() - 1 / N) < 1e-9
@@ -133,12 +130,7 @@ def test_dirichlet_redraws_until_all_have_enough() -> None:
     ]
     assert min(sizes) >= 150
     assert (
-        min(
-            len(own)
-            for s in range(10)
-            for own in partition("dirichlet", EVEN, 10, s, alpha=0.1, min_samples=1)
-        )
-        < 150
+        min(len(own) for s in range(10) for own in partition("dirichlet", EVEN, 10, s, alpha=0.1, min_samples=1)) < 150
     )  # so the demand above was met by redrawing, not by luck
 
 
@@ -290,9 +282,7 @@ TEN = np.arange(100) % 10
         ("given", None, {"given": np.zeros(99, int)}, "the data have 100 samples"),
     ],
 )
-def test_impossible_partitions(
-    scheme: str, clients: int | None, options: dict[str, Any], message: str
-) -> None:
+def test_impossible_partitions(scheme: str, clients: int | None, options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
         partition(scheme, TEN, clients, 0, **options)
     assert "\n" not in str(caught.value)

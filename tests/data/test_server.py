@@ -101,9 +101,7 @@ def save(path: Path, **arrays: Any) -> Path:
 
 def test_server_pixels_use_the_constants_of_the_data(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (7, 6, 5, 3), dtype=np.uint8)
-    x, y = load_server_file(
-        save(tmp_path / "s.npz", x=pixels, y=np.array([0, 1, 2, 3, 0, 1, 2], np.uint8)), images()
-    )
+    x, y = load_server_file(save(tmp_path / "s.npz", x=pixels, y=np.array([0, 1, 2, 3, 0, 1, 2], np.uint8)), images())
     want = (pixels / 255 - [0.5, 0.25, 0.1]) / [0.2, 0.5, 1.0]
     np.testing.assert_allclose(x.numpy(), want.transpose(0, 3, 1, 2), rtol=1e-5, atol=1e-6)
     assert x.is_contiguous(memory_format=torch.channels_last)

@@ -53,10 +53,7 @@ class Serial:
 
     def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
         """Evaluate at once."""
-        scores = {
-            name: self.worker.evaluate(x, buffers, pair)
-            for name, pair in self.worker.work.evaluated().items()
-        }
+        scores = {name: self.worker.evaluate(x, buffers, pair) for name, pair in self.worker.work.evaluated().items()}
         return lambda: scores
 
     def close(self) -> None:

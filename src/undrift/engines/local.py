@@ -167,9 +167,7 @@ class Local:
 
     def clients(self, cast: Cast, jobs: Sequence[Job]) -> Iterator[Outcome | Lost]:
         """Carry out a round's jobs on the workers; slots of shared memory are used again as outcomes are taken."""
-        self.memory.cast.pack(
-            {"x": cast.x, "buffers": cast.buffers, "down": cast.down}, self.memory.cast_memory
-        )
+        self.memory.cast.pack({"x": cast.x, "buffers": cast.buffers, "down": cast.down}, self.memory.cast_memory)
         numbers: list[int] = []
         for position, job in enumerate(jobs):
             while len(numbers) < min(len(jobs), position + self.slot_count):
@@ -177,9 +175,7 @@ class Local:
             loss, visits, steps = self._wait_for(numbers[position])
             place = self.memory.slots[position % self.slot_count]
             kept = {name: _cloned(value) for name, value in place["kept"].items()}
-            yield Outcome(
-                job.client, place["delta"], place["buffers"], place["up"], kept, loss, visits, steps
-            )
+            yield Outcome(job.client, place["delta"], place["buffers"], place["up"], kept, loss, visits, steps)
 
     def _post(self, cast: Cast, job: Job, slot: int) -> int:
         _copy(job.kept, self.memory.slots[slot]["kept"])
@@ -192,9 +188,7 @@ class Local:
         """Queue an evaluation behind the clients' work."""
         self._evaluation += 1
         self.memory.model.pack({"x": x, "buffers": buffers}, self.memory.model_memory)
-        pieces = [
-            (name, self._new(("chunk", self._evaluation, name, start))) for name, start in chunks(self.work)
-        ]
+        pieces = [(name, self._new(("chunk", self._evaluation, name, start))) for name, start in chunks(self.work)]
         self._spare.extend(number for _, number in pieces)
         self._feed()
 

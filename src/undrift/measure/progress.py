@@ -24,9 +24,7 @@ def rolling(history: Sequence[Record], key: str = "test_accuracy") -> list[float
     return values
 
 
-def rounds_to(
-    rounds: Sequence[int], values: Sequence[float], targets: Sequence[float]
-) -> dict[str, int | None]:
+def rounds_to(rounds: Sequence[int], values: Sequence[float], targets: Sequence[float]) -> dict[str, int | None]:
     """The first round at which each target is reached, None where it never is."""
     return {
         f"{target:g}": next((r for r, value in zip(rounds, values, strict=True) if value >= target), None)

@@ -48,7 +48,5 @@ def named(name: str, parameters: Mapping[str, Mapping[str, Any]] | None = None) 
     parts = name.replace("dsl", "ds+fsl").split("+")
     for part in parts:
         if part not in RULES:
-            raise ConfigError(
-                f"algorithm.name = {name!r}: no algorithm {part!r}; there are {', '.join(RULES)}"
-            )
+            raise ConfigError(f"algorithm.name = {name!r}: no algorithm {part!r}; there are {', '.join(RULES)}")
     return chain(*(RULES[part](**dict((parameters or {}).get(part, {}))) for part in parts))

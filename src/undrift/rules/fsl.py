@@ -21,8 +21,9 @@ from typing import Literal
 from torch import Tensor
 
 from undrift.errors import ConfigError
-from undrift.rule import Rule, ServerAt, Tree
+from undrift.rule import Rule, ServerAt
 from undrift.schedule import Kind, Schedule
+from undrift.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,7 @@ class Fsl(Rule):
         if self.server_weight is not None and not 0 <= self.server_weight <= 1:
             raise ConfigError(f"fsl.server_weight = {self.server_weight}: must lie between 0 and 1")
         if self.server_weight is not None and self.incremental:
-            raise ConfigError(
-                "fsl.server_weight: only with incremental = false (server and clients start together)"
-            )
+            raise ConfigError("fsl.server_weight: only with incremental = false (server and clients start together)")
 
     def server(self, step: Tensor, at: ServerAt) -> tuple[Tensor, Tree]:
         if self.server_weight is None or self.gamma == 0:
@@ -85,7 +84,5 @@ class Fsl(Rule):
 
     def _gamma(self, at: ServerAt) -> float:
         gamma = at.population * at.server_samples / at.samples if isinstance(self.gamma, str) else self.gamma
-        schedule = Schedule(
-            gamma, self.gamma_schedule, self.gamma_min, self.gamma_milestones, self.gamma_decay
-        )
+        schedule = Schedule(gamma, self.gamma_schedule, self.gamma_min, self.gamma_milestones, self.gamma_decay)
         return schedule.at(at.round, at.rounds)

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from undrift.errors import ConfigError
-from undrift.rule import ClientAt, Rule, ServerAt, Tree
+from undrift.rule import ClientAt, Rule, ServerAt
+from undrift.tree import Tree
 
 
 @dataclass(frozen=True)

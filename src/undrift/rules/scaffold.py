@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from undrift.errors import ConfigError
-from undrift.rule import ClientAt, Masked, Rule, ServerAt, Tree, masked
+from undrift.rule import ClientAt, Masked, Rule, ServerAt, masked
+from undrift.tree import Tree
 
 
 @dataclass(frozen=True)

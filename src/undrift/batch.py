@@ -1,0 +1,123 @@
+"""Many independent runs, spread over the cores: one process for each run that is under way."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+
+from undrift.config import Config
+from undrift.data import DataSet
+from undrift.engines.auto import cores
+from undrift.errors import RunError, UndriftError
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run to make: a name, a configuration, a folder."""
+
+    name: str
+    config: Config
+    out: Path
+
+
+def run_many(
+    runs: Sequence[Planned],
+    *,
+    jobs: int | None = None,
+    watch: Callable[[int, str, str], None] | None = None,
+    until: Callable[[], bool] = lambda: False,
+) -> dict[str, str]:
+    """Make (or finish) all runs; returns the failures, name -> message. No new run starts once ``until()`` is true.
+
+    Runs that need the same data set share one copy of it: it is loaded here and inherited by the forks.
+    """
+    waiting, under_way = deque(runs), dict[Connection, tuple[Planned, ForkProcess]]()
+    failures: dict[str, str] = {}
+    loaded: dict[str, DataSet] = {}
+    done = 0
+    try:
+        while waiting or under_way:
+            while waiting and len(under_way) < (jobs or cores()) and not until():
+                planned = waiting.popleft()
+                under_way |= [_start(planned, _data(planned.config, loaded))]
+            if not under_way:
+                break
+            for pipe in wait(list(under_way)):
+                assert isinstance(pipe, Connection)
+                planned, process = under_way[pipe]
+                kind, text = _receive(pipe)
+                if kind != "round":
+                    under_way.pop(pipe)
+                    process.join()
+                    done += 1
+                if kind == "failed":
+                    failures[planned.name] = text
+                if watch:
+                    watch(done, planned.name, text)
+    finally:
+        for pipe, (_, process) in under_way.items():
+            process.terminate()
+            process.join()
+            pipe.close()
+    return failures
+
+
+def _data(config: Config, loaded: dict[str, DataSet]) -> DataSet:
+    from undrift.assemble import data_of
+
+    key = repr((config.data, config.partition_seed if config.data.limit or config.data.name == "synthetic" else 0,
+                config.partition.clients if config.data.name == "synthetic" else 0))  # fmt: skip
+    if key not in loaded:
+        loaded.clear()
+        loaded[key] = data_of(config)
+    return loaded[key]
+
+
+def _start(planned: Planned, data: DataSet) -> tuple[Connection, tuple[Planned, ForkProcess]]:
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_one, args=(planned, data, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, (planned, process)
+
+
+def _one(planned: Planned, data: DataSet, pipe: Connection) -> None:
+    from undrift.assemble import run_config
+    from undrift.display import note_of
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = planned.config.with_(("engine.workers", 0))
+    held = (planned.out / "config.toml").exists()
+    try:
+        run_config(
+            config, planned.out, resume=held, data=data,
+            progress=lambda round, rounds, record: pipe.send(("round", f"round {round}/{rounds}  {note_of(record)}")),
+        )  # fmt: skip
+        pipe.send(("done", "done"))
+    except UndriftError as error:
+        pipe.send(("failed", str(error)))
+    except Exception as error:
+        pipe.send(("failed", f"{type(error).__name__}: {error}"))
+
+
+def _receive(pipe: Connection) -> tuple[str, str]:
+    try:
+        kind, text = pipe.recv()
+        return kind, text
+    except EOFError:
+        return "failed", "the process ended without a word"
+
+
+def raise_first(failures: dict[str, str]) -> None:
+    """Turn failures into one error that names the runs."""
+    if failures:
+        name, message = next(iter(failures.items()))
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        raise RunError(f"{name}: {message}{more}")

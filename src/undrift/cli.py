@@ -80,7 +80,7 @@ def run_to(folder: Path, settings: Config, *, resume: bool, quiet: bool) -> None
                 progress=lambda round, rounds, record: meter.at(round, note_of(record)),
             )
     except KeyboardInterrupt:
-        raise _Interrupted(
+        raise _InterruptedError(
             f"what was done is saved; go on with: undrift run CONFIG.toml --out {folder} --resume"
         ) from None
     summary = result.summary
@@ -140,7 +140,9 @@ def make_runs(runs: Sequence[Planned], folder: Path, workers: int | None, quiet:
         with Meter("run", len(runs), quiet=quiet) as meter:
             failures = run_many(runs, jobs=workers, watch=lambda done, name, text: meter.at(done, f"{name} {text}"))
     except KeyboardInterrupt:
-        raise _Interrupted(f"finished runs are kept; go on with the same command and --out {folder} --resume") from None
+        raise _InterruptedError(
+            f"finished runs are kept; go on with the same command and --out {folder} --resume"
+        ) from None
     raise_first(failures)
 
 
@@ -160,13 +162,14 @@ def demo(out: Out = None, quiet: Quiet = False) -> None:
     """
     settings = parse(CONFIG)
     typer.echo(
-        "scikit-learn's handwritten digits at 20 clients, each with 1 of the 10 classes; 5 clients take part in a round.\n"
+        "scikit-learn's handwritten digits at 20 clients, each with 1 of the 10 classes;\n"
+        "5 clients take part in a round. "
         f"{len(ALGORITHMS)} algorithms, {settings.train.rounds} rounds each, {SEEDS} seeds."
     )
     _compare(settings, ALGORITHMS, SEEDS, [()], out or _new_folder("demo"), None, quiet)
 
 
-class _Interrupted(Exception):
+class _InterruptedError(Exception):
     pass
 
 
@@ -187,7 +190,7 @@ def main() -> None:
         _fail(f"{error.format_message()} (see undrift --help)", 2)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
-    except _Interrupted as error:
+    except _InterruptedError as error:
         _fail(f"interrupted; {error}", 130)
     except (KeyboardInterrupt, click.Abort):
         _fail("interrupted", 130)

@@ -7,7 +7,6 @@ import inspect
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -202,7 +201,7 @@ def toml_value(text: str) -> Any:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """ "did you mean …?", or what there is."""
+    """A hint: the nearest known word, or what there is."""
     choices = list(known)
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(choices)}"
@@ -313,7 +312,7 @@ def _check_algorithm(algorithm: dict[str, Any]) -> None:
 def _check_parameters(part: str, given: dict[str, Any]) -> None:
     known = _parameters(part)
     maker = RULES[part]
-    hints = typing.get_type_hints(maker if is_dataclass(maker) else maker)
+    hints = typing.get_type_hints(maker)
     for key, value in given.items():
         if key not in known:
             hint = nearest(key, known) if known else f"{part} has no parameters"

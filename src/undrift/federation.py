@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -132,7 +133,7 @@ def from_clients(clients: Sequence[Pair | Dataset[Pair]], **held_apart: Pair | N
         raise DataError("clients: at least one is needed")
     pairs = [_pair(client, f"client {number}") for number, client in enumerate(clients)]
     bounds = np.concatenate([[0], np.cumsum([len(y) for _, y in pairs])]).astype(np.int64)
-    parts = [np.arange(a, b, dtype=np.int64) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    parts = [np.arange(a, b, dtype=np.int64) for a, b in itertools.pairwise(bounds)]
     return federation(
         torch.cat([x for x, _ in pairs]),
         torch.cat([y for _, y in pairs]),

@@ -111,7 +111,7 @@ class Rule:
             cls.name = cls.__name__.lower()
 
     def bind(self, layout: Layout) -> Rule:
-        """This rule for a model of this layout; refuses what does not fit."""
+        """The same rule for a model of this layout; refuses what does not fit."""
         return self
 
     def arrange(self, whole: Chain, module: nn.Module, layout: Layout, plan: Plan) -> Chain:

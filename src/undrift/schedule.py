@@ -11,7 +11,7 @@ Kind = Literal["constant", "cosine", "multistep"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """``value`` in round 1, then constant, a half cosine down to ``minimum``, or times ``decay`` after each milestone."""
+    """``value`` in round 1, then constant, a half cosine to ``minimum``, or times ``decay`` after each milestone."""
 
     value: float
     kind: Kind = "constant"

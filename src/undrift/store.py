@@ -7,7 +7,9 @@ never mixes rounds.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 from safetensors.torch import load_file, save
@@ -23,8 +25,9 @@ class Store:
         self.like = like
         self.budget = budget
         self.each = nbytes(like)
-        self._temporary = tempfile.TemporaryDirectory(prefix="undrift-") if folder is None else None
-        self.folder = folder or Path(self._temporary.name)  # type: ignore[union-attr]
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="undrift-"))
+        if folder is None:
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self._memory: dict[int, Tree] = {}
         self._dirty: dict[int, int] = {}
         self._files: dict[int, str] = {}

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-_PURPOSES = {name: number for number, name in enumerate(
-    ("cohort", "order", "noise", "server-order", "server-noise", "share", "pretrain", "main-order", "measure", "validation", "augment", "smashed", "probe"),
-    start=101,
-)}  # fmt: skip
+_NAMES = (
+    "cohort", "order", "noise", "server-order", "server-noise", "share", "pretrain", "main-order", "measure",
+    "validation", "augment", "smashed", "probe",
+)  # fmt: skip
+_PURPOSES = {name: number for number, name in enumerate(_NAMES, start=101)}
 
 
 def _sequence(seed: int, purpose: str, keys: tuple[int, ...]) -> np.random.SeedSequence:

@@ -44,7 +44,7 @@ class Entry:
         return slice(self.start, self.start + self.size)
 
     def of(self, vector: Tensor) -> Tensor:
-        """This tensor, as a view into ``vector``."""
+        """The tensor, as a view into ``vector``."""
         return vector.as_strided(self.shape, self.stride, vector.storage_offset() + self.start)
 
 

@@ -25,7 +25,7 @@ Pending = Callable[[], Scores]
 
 
 class Engine(Protocol):
-    """Runs clients and evaluations. Outcomes come in the order of the jobs; tensors in them are valid until the next."""
+    """Runs clients and evaluations. Outcomes come in the order of the jobs, valid until the next is taken."""
 
     def clients(self, cast: Cast, jobs: Sequence[Job]) -> Iterator[Outcome | Lost]:
         """Carry out a round's jobs."""

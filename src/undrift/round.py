@@ -60,6 +60,12 @@ class Totals:
     kept: dict[int, Tree] = field(default_factory=dict)
     diverged: list[int] = field(default_factory=list)
 
+    @staticmethod
+    def zero(cast: Cast, up: Tree) -> Totals:
+        """Nothing yet, in the shapes of a round's tensors and of what clients send up."""
+        zeros = {path: torch.zeros_like(leaf) for path, leaf in leaves(up).items()}
+        return Totals(torch.zeros_like(cast.x), torch.zeros_like(cast.buffers), grow(zeros, up))
+
     def add(self, out: Outcome, weight: float) -> None:
         """Count one client in."""
         self.delta.add_(out.delta, alpha=weight)
@@ -117,8 +123,7 @@ class FullRounds:
                 lost.append(out)
                 continue
             if totals is None:
-                zeros = {path: torch.zeros_like(leaf) for path, leaf in leaves(out.up).items()}
-                totals = Totals(torch.zeros_like(cast.x), torch.zeros_like(cast.buffers), grow(zeros, out.up))
+                totals = Totals.zero(cast, out.up)
             weight = self.work.plan.weight(self.work.federation.size(out.client))
             totals.add(out, weight)
             if self.store.each:
@@ -128,11 +133,7 @@ class FullRounds:
         if totals is None:
             reasons = "; ".join(f"client {item.client}: {item.reason}" for item in lost)
             raise RunError(f"round {cast.round}: no client was heard from ({reasons})")
-        if totals.diverged:
-            raise DivergedError(
-                f"round {cast.round}: the loss or the update of client{'s' * (len(totals.diverged) > 1)} "
-                f"{', '.join(map(str, totals.diverged))} is not finite; a smaller train.lr may help"
-            )
+        refuse_diverged(cast, totals)
         return totals, lost
 
     def _server_round(self, cast: Cast, totals: Totals, server: Server) -> Server:
@@ -182,6 +183,19 @@ class FullRounds:
         tracked = {link.name for link in self.work.rule.links if link.tracked}
         model = nbytes({"x": cast.x, "buffers": cast.buffers}) * (len(self.work.federation) if tracked else len(cohort))
         messages = sum(nbytes(message) for name, message in cast.down.items() if name not in tracked) * len(cohort)
+        return model + messages + self._shared_down(cohort)
+
+    def _shared_down(self, cohort: list[int]) -> int:
+        """What sending shared data to those that do not have it yet costs."""
         fresh = set(cohort) - self._informed if self.work.federation.shared_bytes else set()
         self._informed |= fresh
-        return model + messages + len(fresh) * self.work.federation.shared_bytes
+        return len(fresh) * self.work.federation.shared_bytes
+
+
+def refuse_diverged(cast: Cast, totals: Totals) -> None:
+    """Stop a round in which a client's loss or update is not finite."""
+    if totals.diverged:
+        raise DivergedError(
+            f"round {cast.round}: the loss or the update of client{'s' * (len(totals.diverged) > 1)} "
+            f"{', '.join(map(str, totals.diverged))} is not finite; a smaller train.lr may help"
+        )

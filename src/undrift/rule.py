@@ -190,6 +190,11 @@ class Chain(Rule):
             federation = link.federate(federation, seed)
         return federation
 
+    @property
+    def corrects(self) -> bool:
+        """Whether any link changes the gradient."""
+        return any(type(link).gradient is not Rule.gradient for link in self.links)
+
     def init_server(self, x: Tensor) -> Tree:
         return {link.name: link.init_server(x) for link in self.links}
 

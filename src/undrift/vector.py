@@ -142,11 +142,13 @@ class FlatModel:
         dtype = named[0][1].dtype
         self.weights = torch.empty(self.layout.size, dtype=dtype, device=device)
         self.grad = torch.zeros_like(self.weights)
-        for (_, parameter), entry in zip(named, entries, strict=True):
+        self._parameters = [parameter for _, parameter in named]
+        self._grads = [entry.of(self.grad) for entry in entries]
+        for parameter, entry, grad in zip(self._parameters, entries, self._grads, strict=True):
             view = entry.of(self.weights)
             view.copy_(parameter.data)
             parameter.data = view
-            parameter.grad = entry.of(self.grad)
+            parameter.grad = grad
         self._flatten_buffers(dtype, device)
 
     def _flatten_buffers(self, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -158,6 +160,20 @@ class FlatModel:
             view = entry.of(self.buffers)
             view.copy_(buffer)
             self.module.get_submodule(owner)._buffers[key] = view
+
+    def differentiate(self, loss: Tensor) -> tuple[Tensor, ...]:
+        """The gradient of ``loss``, one tensor for each parameter."""
+        return torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+
+    def flat(self, gradient: tuple[Tensor, ...]) -> Tensor:
+        """A gradient as one vector (``grad``, overwritten)."""
+        torch._foreach_copy_(self._grads, gradient)
+        return self.grad
+
+    @torch.no_grad()
+    def descend(self, gradient: tuple[Tensor, ...], lr: float) -> None:
+        """``weights -= lr * gradient`` without gathering the gradient first: the same bits, one pass less."""
+        torch._foreach_add_(self._parameters, gradient, alpha=-lr)
 
     def load(self, weights: Tensor, buffers: Tensor) -> None:
         """Copy a model's vectors in."""

@@ -123,12 +123,10 @@ class Worker:
         self.model.load(cast.x, cast.buffers)
         loss = visits = 0.0
         with self._noise("noise", cast.round, job.client), self._training():
-            for x, labels in self._batches(index, order, cast.round, job.client):
+            for x, labels in self.batches(index, order, cast.round, job.client):
                 rule.shift(y, at)
-                loss += self._gradient(x, labels) * len(labels)
+                loss += self._step(x, labels, cast.lr, at if rule.corrects else None) * len(labels)
                 visits += len(labels)
-                rule.gradient(self.model.grad, y, at)
-                y.sub_(self.model.grad, alpha=cast.lr)
         final = y.clone()
         delta, buffers = final - cast.x, self.model.buffers.clone()
         up, kept = rule.up(final, at)
@@ -139,14 +137,12 @@ class Worker:
     ) -> Tensor:
         """Plain local SGD on the server's data."""
         x, labels = data
-        y = self.model.weights
         self.model.load(start, buffers)
         with self._noise("server-noise", noise), self._training():
             for batch in order:
                 index = torch.from_numpy(batch)
-                self._gradient(rows(x, index).to(self.work.device), labels[index].to(self.work.device))
-                y.sub_(self.model.grad, alpha=lr)
-        return y.clone()
+                self._step(rows(x, index).to(self.work.device), labels[index].to(self.work.device), lr, None)
+        return self.model.weights.clone()
 
     def full_gradient(self, weights: Tensor, buffers: Tensor, index: Indices, *, decay: bool = True) -> Tensor:
         """The full-batch gradient of a client's mean loss, in evaluation mode (streamed over its data)."""
@@ -191,16 +187,17 @@ class Worker:
         device = self.work.device
         x, labels = (part[start : start + EVALUATION_BATCH].to(device) for part in data)
         self.model.module.eval()
-        with torch.inference_mode(), self._autocast():
+        with torch.inference_mode(), self.autocast():
             out = self.model.module(x)
             loss = float(self.work.loss(out.float() if out.dtype == torch.bfloat16 else out, labels))
             counted = not labels.is_floating_point() and out.ndim == 2
             correct = int((out.argmax(1) == labels).sum()) if counted else 0
         return Score(len(labels), correct, loss * len(labels), counted)
 
-    def _batches(
+    def batches(
         self, index: Indices, order: Iterator[Indices], round: int, client: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
+        """A client's minibatches in this order, augmented from its own random stream."""
         federation, device = self.work.federation, self.work.device
         generator = torch.Generator()
         if self.work.plan.augment:
@@ -213,20 +210,28 @@ class Worker:
             yield x.to(device), federation.y[batch].to(device)
 
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        with self._autocast():
+        with self.autocast():
             out = self.model.module(x)
         return self.work.loss(out.float() if out.dtype == torch.bfloat16 else out, labels)
 
-    def _gradient(self, x: Tensor, labels: Tensor) -> float:
-        """Fill ``model.grad`` with the gradient of the batch's mean loss and weight decay; return the loss."""
-        g = self.model.grad.zero_()
+    def _step(self, x: Tensor, labels: Tensor, lr: float, at: ClientAt | None) -> float:
+        """One SGD step on a batch's mean loss; ``at``: let the rule change the gradient. Returns the loss."""
         loss = self._loss(x, labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.work.plan.weight_decay:
-            g.add_(self.model.weights, alpha=self.work.plan.weight_decay)
+        gradient = self.model.differentiate(loss)
+        decay, y = self.work.plan.weight_decay, self.model.weights
+        if at is None and not decay:
+            self.model.descend(gradient, lr)
+            return loss.item()
+        g = self.model.flat(gradient)
+        if decay:
+            g.add_(y, alpha=decay)
+        if at is not None:
+            self.work.rule.gradient(g, y, at)
+        y.sub_(g, alpha=lr)
         return loss.item()
 
-    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """The precision that forward passes are made in."""
         if self.work.plan.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(torch.device(self.work.device).type, dtype=torch.bfloat16)

@@ -1,0 +1,297 @@
+"""Clients on a Ray cluster: the same bits as on this machine's processes, on as many machines as there are.
+
+Data, model and rule go to Ray's object store once; every node fetches them once, and its workers read the data
+from the node's shared memory. Messages are flat vectors. What clients keep stays with the driver, so a worker or
+a node that dies costs nothing but a repetition of the tasks that it had. Outcomes are handed on in the order of
+the cohort, so sums do not depend on who was faster.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from ray.exceptions import RayError, RayTaskError
+from torch import Tensor
+
+from undrift.engines.base import Engine, Lost, Pending, Scores, chunks
+from undrift.engines.local import outcome_like
+from undrift.errors import ConfigError, RunError
+from undrift.federation import Pair
+from undrift.tree import Packing, clone
+from undrift.worker import Cast, Job, Outcome, Score, Work, Worker
+
+_RETRIES = 20
+"""A task whose workers die more often than this ends the run."""
+Array = NDArray[Any]
+
+
+def read_only(array: Array) -> Tensor:
+    """A tensor on memory that nobody writes to, without a copy."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor as an array that Ray can map instead of copying: images lie there in channels-last order."""
+
+    array: Array
+    images: bool
+
+    @staticmethod
+    def of(tensor: Tensor) -> _Stored:
+        images = tensor.ndim == 4
+        dense = (tensor.permute(0, 2, 3, 1) if images else tensor).detach().cpu().contiguous()
+        return _Stored(dense.numpy(), images)
+
+    def tensor(self) -> Tensor:
+        tensor = read_only(self.array)
+        return tensor.permute(0, 3, 1, 2) if self.images else tensor
+
+
+_StoredPair = tuple[_Stored, _Stored]
+
+
+def _stored_pair(pair: Pair | None) -> _StoredPair | None:
+    return None if pair is None else (_Stored.of(pair[0]), _Stored.of(pair[1]))
+
+
+def _pair(pair: _StoredPair | None) -> Pair | None:
+    return None if pair is None else (pair[0].tensor(), pair[1].tensor())
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    """The work as it lies in the object store; the server's own data stay with the driver."""
+
+    work: Work
+    data: _StoredPair
+    test: _StoredPair | None
+    validation: _StoredPair | None
+
+    @staticmethod
+    def of(work: Work) -> _Parcel:
+        federation = work.federation
+        none = torch.empty(0)
+        bare = replace(federation, x=none, y=none, server=None, test=None, validation=None)
+        return _Parcel(
+            replace(work, federation=bare),
+            (_Stored.of(federation.x), _Stored.of(federation.y)),
+            _stored_pair(federation.test),
+            _stored_pair(federation.validation),
+        )
+
+    def open(self) -> Work:
+        x, y = (part.tensor() for part in self.data)
+        test, validation = _pair(self.test), _pair(self.validation)
+        federation = replace(self.work.federation, x=x, y=y, test=test, validation=validation)
+        return replace(self.work, federation=federation)
+
+
+class _Site:
+    """A worker process's own model and view of the data, built when its first task arrives."""
+
+    held: dict[str, _Site] = {}  # noqa: RUF012 - one for each process, on purpose
+
+    def __init__(self, parcel: _Parcel) -> None:
+        torch.set_num_threads(1)
+        self.worker = Worker(parcel.open())
+        self.sets = self.worker.work.evaluated()
+        self.packings = Packings.of(self.worker)
+
+    @staticmethod
+    def of(parcels: list[Any]) -> _Site:
+        key = parcels[0].hex()
+        if key not in _Site.held:
+            _Site.held.clear()
+            _Site.held[key] = _Site(ray.get(parcels[0]))
+        return _Site.held[key]
+
+    def vector(self, array: Array) -> Tensor:
+        """A message on the device where the work is done."""
+        return read_only(array).to(self.worker.work.device)
+
+
+@dataclass(frozen=True)
+class Packings:
+    """How the messages of a run lie in flat vectors; both ends find it out by themselves."""
+
+    cast: Packing
+    kept: Packing
+    outcome: Packing
+
+    @staticmethod
+    def of(worker: Worker) -> Packings:
+        """The packings of the run that this worker is for."""
+        x, buffers, rule = worker.model.weights, worker.model.buffers, worker.work.rule
+        down = rule.down(rule.init_server(x), 1)
+        return Packings(
+            Packing.of({"x": x, "buffers": buffers, "down": down}),
+            Packing.of(rule.init_client(x)),
+            Packing.of(outcome_like(worker.work, x, buffers)),
+        )
+
+
+def _packed(packing: Packing, tree: dict[str, Any], dtype: torch.dtype) -> Array:
+    vector = torch.empty(packing.size, dtype=dtype)
+    packing.pack(tree, vector)
+    return vector.numpy()
+
+
+def _client(
+    parcels: list[Any], cast: Array, round: int, lr: float, client: int, kept: Array
+) -> tuple[Array, float, int, int]:
+    """A client's round, at a worker."""
+    site = _Site.of(parcels)
+    sent = site.packings.cast.unpack(site.vector(cast))
+    job = Job(client, site.packings.kept.unpack(site.vector(kept)))
+    out = site.worker.client(Cast(round, lr, sent["x"], sent["buffers"], sent["down"]), job)
+    tree = {"delta": out.delta, "buffers": out.buffers, "up": out.up, "kept": out.kept}
+    return _packed(site.packings.outcome, tree, out.delta.dtype), out.loss, out.visits, out.steps
+
+
+def _evaluate(parcels: list[Any], model: Array, pieces: list[tuple[str, int]]) -> list[Score]:
+    """Some chunks of an evaluation, at a worker."""
+    site = _Site.of(parcels)
+    vector, size = site.vector(model), site.worker.model.layout.size
+    site.worker.model.load(vector[:size], vector[size:])
+    return [site.worker.evaluate_chunk(site.sets[name], start) for name, start in pieces]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Which cluster to use, and what one worker takes of it."""
+
+    address: str | None = None
+    """``"auto"`` or ``host:port``: a running cluster; None: one on this machine, ended with the run."""
+    cpus_per_worker: float = 1.0
+    gpus_per_worker: float = 0.0
+
+    def __call__(self, work: Work, worker: Worker, workers: int | None) -> Engine:
+        """The engine of a run on this cluster."""
+        return Ray(work, worker, workers, self)
+
+    def join(self, workers: int | None) -> bool:
+        """Connect, or start a cluster here; returns whether it is ours to end."""
+        if ray.is_initialized():
+            return False
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray's next default; set now, it also keeps Ray from announcing it.
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        own: dict[str, Any] = {}
+        if self.address is None:
+            cpus = None if workers is None else max(1, int(np.ceil(workers * self.cpus_per_worker)))
+            own = {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        try:
+            ray.init(address=self.address or "local", log_to_driver=False, logging_level="error", **own)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = f"engine.address = {self.address!r}" if self.address else "engine.name = 'ray'"
+            raise ConfigError(f"{where}: no Ray cluster ({_first_line(error)})") from None
+        return True
+
+    def capacity(self) -> int:
+        """How many workers the cluster has room for."""
+        have = ray.cluster_resources()
+        room = have.get("CPU", 0.0) / self.cpus_per_worker if self.cpus_per_worker else float("inf")
+        if self.gpus_per_worker:
+            room = min(room, have.get("GPU", 0.0) / self.gpus_per_worker)
+        if room < 1:
+            raise ConfigError(
+                f"engine: a worker needs {self.cpus_per_worker:g} CPUs and {self.gpus_per_worker:g} GPUs, "
+                f"the cluster has {have.get('CPU', 0):g} and {have.get('GPU', 0):g} in all"
+            )
+        return int(min(room, 10_000))
+
+
+class Ray:
+    """Tasks on a Ray cluster."""
+
+    def __init__(self, work: Work, worker: Worker, workers: int | None, cluster: Cluster) -> None:
+        self.worker, self.work = worker, work
+        self.packings = Packings.of(worker)
+        self.owned = cluster.join(workers)
+        room = cluster.capacity()
+        self.workers = max(1, min(workers or room, room))
+        # Where the cluster itself bounds how many run at a time, a queue ahead keeps workers from waiting.
+        self.in_flight = 2 * self.workers if self.workers == room else self.workers
+        self._parcels = [ray.put(_Parcel.of(work))]
+        task: Any = ray.remote(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus_per_worker, max_retries=_RETRIES)
+        self._client, self._evaluate = task(_client), task(_evaluate)
+
+    def clients(self, cast: Cast, jobs: Sequence[Job]) -> Iterator[Outcome | Lost]:
+        """Carry out a round's jobs; never much further ahead than the outcomes that were taken."""
+        tree = {"x": cast.x, "buffers": cast.buffers, "down": cast.down}
+        sent = ray.put(_packed(self.packings.cast, tree, cast.x.dtype))
+        refs: list[Any] = []
+        for position, job in enumerate(jobs):
+            while not self._ready(refs, position):
+                if len(refs) < min(len(jobs), position + 2 * self.in_flight):
+                    refs.append(self._post(sent, cast, jobs[len(refs)]))
+            yield self._outcome(job, refs[position])
+            refs[position] = None
+
+    def _ready(self, refs: list[Any], position: int) -> bool:
+        """Whether the outcome at ``position`` is there; waits while as many tasks as allowed are under way."""
+        waiting = [ref for ref in refs[position:] if ref is not None]
+        if not waiting:
+            return False
+        done, open_ = ray.wait(waiting, num_returns=len(waiting), timeout=0, fetch_local=False)
+        if waiting[0] in done:
+            return True
+        if len(open_) >= self.in_flight or len(waiting) >= 2 * self.in_flight:
+            ray.wait(open_, num_returns=1, fetch_local=False)
+        return False
+
+    def _post(self, sent: Any, cast: Cast, job: Job) -> Any:
+        kept = _packed(self.packings.kept, job.kept, cast.x.dtype)
+        return self._client.remote(self._parcels, sent, cast.round, cast.lr, job.client, kept)
+
+    def _outcome(self, job: Job, ref: Any) -> Outcome:
+        vector, loss, visits, steps = self._get(ref, f"client {job.client}")
+        # A copy of one's own: a view would hold the object store's memory for as long as it lives.
+        tree = self.packings.outcome.unpack(torch.from_numpy(np.array(vector)).to(self.work.device))
+        return Outcome(job.client, tree["delta"], tree["buffers"], tree["up"], clone(tree["kept"]), loss, visits, steps)
+
+    def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
+        """Hand out the chunks of an evaluation."""
+        pieces = chunks(self.work)
+        model = ray.put(torch.cat([x, buffers]).cpu().numpy())
+        size = max(1, -(-len(pieces) // (2 * self.workers)))
+        parts = [pieces[start : start + size] for start in range(0, len(pieces), size)]
+        refs = [self._evaluate.remote(self._parcels, model, part) for part in parts]
+
+        def result() -> Scores:
+            scores: Scores = {}
+            for part, ref in zip(parts, refs, strict=True):
+                for (name, _), score in zip(part, self._get(ref, "evaluation"), strict=True):
+                    scores[name] = scores.get(name, Score()) + score
+            return scores
+
+        return result
+
+    def _get(self, ref: Any, who: str) -> Any:
+        try:
+            return ray.get(ref)
+        except RayTaskError as error:
+            raise RunError(f"{who}: {type(error.cause).__name__}: {_first_line(error.cause)}") from None
+        except RayError as error:
+            raise RunError(f"{who}: {type(error).__name__}: {_first_line(error)}") from None
+
+    def close(self) -> None:
+        """Give back the object store's room; end the cluster if this run started it."""
+        self._parcels.clear()
+        if self.owned:
+            ray.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]

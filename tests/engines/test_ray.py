@@ -1,0 +1,165 @@
+"""Ray gives the same bits as the local engine, also when workers and nodes die on the way."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import undrift as ud
+from undrift.errors import ConfigError, RunError
+from undrift.federation import Federation, from_clients
+from undrift.plan import Plan
+from undrift.rule import Rule
+from undrift.schedule import Schedule
+from undrift.simulate import Result, Run, prepare
+from undrift.worker import Loss, Work
+
+ray = pytest.importorskip("ray")
+from ray.cluster_utils import Cluster as RayCluster  # noqa: E402
+
+from undrift.engines.ray import Cluster  # noqa: E402
+
+# Worker processes cannot import this file: what it defines travels by value.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
+]
+RULES = {
+    "fedavg": ud.fedavg(),
+    "scaffold": ud.scaffold(),
+    "fedpvr+fsl": ud.fedpvr(layers=1) + ud.fsl(gamma=0.5),
+    "fedadc": ud.fedadc(),
+}
+
+
+def clients() -> Federation:
+    draw = torch.Generator().manual_seed(1)
+    sizes = (40, 55, 32, 61, 47)
+    pairs = [(torch.randn(n, 1, 6, 6, generator=draw), torch.randint(0, 3, (n,), generator=draw)) for n in sizes]
+    return from_clients(pairs, server=pairs[0], test=pairs[1])
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 3)
+    )
+
+
+def work(rule: Rule, loss: Loss = nn.functional.cross_entropy, rounds: int = 3) -> Work:
+    plan = Plan(rounds=rounds, lr=Schedule(0.05), batch_size=10, cohort=4)
+    return prepare(network(), rule, clients(), plan, loss, "cpu")
+
+
+def same(one: Result, other: Result) -> bool:
+    assert one.server is not None
+    assert other.server is not None
+    times = {"seconds"}
+    history = [
+        [{key: value for key, value in record.items() if key not in times} for record in result.history]
+        for result in (one, other)
+    ]
+    return bool(
+        torch.equal(one.server.x, other.server.x)
+        and torch.equal(one.server.buffers, other.server.buffers)
+        and history[0] == history[1]
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """Two nodes of one processor each; the driver lives on the first."""
+    nodes = RayCluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 10**8}
+    )  # fmt: skip
+    try:
+        ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
+        yield nodes
+    finally:
+        ray.shutdown()  # type: ignore[no-untyped-call]
+        nodes.shutdown()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_same_bits_as_local(cluster: RayCluster, name: str) -> None:
+    local = [Run(work(RULES[name]), workers).go() for workers in (0, 1, 2)]
+    assert same(local[0], local[1])
+    assert same(local[0], local[2])
+    assert same(local[0], Run(work(RULES[name]), None, make_engine=Cluster()).go())
+
+
+def test_more_workers_than_the_cluster_has_room_for(cluster: RayCluster) -> None:
+    assert same(Run(work(RULES["fedavg"]), 0).go(), Run(work(RULES["fedavg"]), 64, make_engine=Cluster()).go())
+
+
+def slow_cross_entropy(out: Tensor, labels: Tensor) -> Tensor:
+    time.sleep(0.02)
+    return nn.functional.cross_entropy(out, labels)
+
+
+def test_a_node_that_leaves_in_the_middle_of_a_round(cluster: RayCluster) -> None:
+    second = cluster.add_node(num_cpus=1, object_store_memory=10**8)
+    cluster.wait_for_nodes(30)
+    deadline = time.monotonic() + 30
+    while ray.cluster_resources().get("CPU", 0) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    rounds: list[int] = []
+
+    def leave() -> None:
+        # Clients need some 0.1 s each, so this falls into the midst of a round.
+        while len(rounds) < 3:
+            time.sleep(0.01)
+        time.sleep(0.15)
+        cluster.remove_node(second, allow_graceful=False)
+
+    leaver = threading.Thread(target=leave, daemon=True)
+    leaver.start()
+    run = Run(work(RULES["scaffold"], slow_cross_entropy, 8), 2, make_engine=Cluster())
+    run.progress = lambda round, total, record: rounds.append(round)
+    result = run.go()
+    leaver.join(30)
+    assert len([node for node in ray.nodes() if node["Alive"]]) == 1
+    assert same(Run(work(RULES["scaffold"], rounds=8), 0).go(), result)
+
+
+class Crash:
+    """A loss that ends its process the first time, and fails with an error when told to."""
+
+    def __init__(self, marker: Path, message: str = "") -> None:
+        self.marker, self.message = marker, message
+
+    def __call__(self, out: Tensor, labels: Tensor) -> Tensor:
+        if self.message:
+            raise ValueError(self.message)
+        if out.requires_grad and not self.marker.exists():
+            import os
+
+            self.marker.touch()
+            os._exit(1)
+        return nn.functional.cross_entropy(out, labels)
+
+
+def test_a_worker_that_dies_costs_a_repetition(cluster: RayCluster, tmp_path: Path) -> None:
+    crash = Crash(tmp_path / "dead")
+    result = Run(work(RULES["scaffold"], crash, 2), 1, make_engine=Cluster()).go()
+    assert crash.marker.exists()
+    assert same(Run(work(RULES["scaffold"], rounds=2), 0).go(), result)
+
+
+def test_an_error_at_a_client_names_it(cluster: RayCluster, tmp_path: Path) -> None:
+    run = Run(work(RULES["fedavg"], Crash(tmp_path / "x", "no such label"), 1), 1, make_engine=Cluster())
+    with pytest.raises(RunError, match="no such label"):
+        run.go()
+
+
+def test_a_worker_larger_than_the_cluster_is_refused(cluster: RayCluster) -> None:
+    with pytest.raises(ConfigError, match="a worker needs 512 CPUs"):
+        Run(work(RULES["fedavg"]), None, make_engine=Cluster(cpus_per_worker=512)).go()

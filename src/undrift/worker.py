@@ -122,7 +122,8 @@ class Worker:
         )
         self.model.load(cast.x, cast.buffers)
         loss = visits = 0.0
-        with self._noise("noise", cast.round, job.client), self._training():
+        self._mode(training=True)
+        with self._noise("noise", cast.round, job.client):
             for x, labels in self.batches(index, order, cast.round, job.client):
                 rule.shift(y, at)
                 loss += self._step(x, labels, cast.lr, at if rule.corrects else None) * len(labels)
@@ -138,7 +139,8 @@ class Worker:
         """Plain local SGD on the server's data."""
         x, labels = data
         self.model.load(start, buffers)
-        with self._noise("server-noise", noise), self._training():
+        self._mode(training=True)
+        with self._noise("server-noise", noise):
             for batch in order:
                 index = torch.from_numpy(batch)
                 self._step(rows(x, index).to(self.work.device), labels[index].to(self.work.device), lr, None)
@@ -163,7 +165,7 @@ class Worker:
         index = torch.arange(len(labels)) if index is None else index
         before = (self.model.weights.clone(), self.model.buffers.clone())
         self.model.load(weights, buffers)
-        self.model.module.eval()
+        self._mode(training=False)
         total = torch.zeros_like(weights)
         for chunk in torch.split(index, EVALUATION_BATCH):
             self.model.grad.zero_()
@@ -186,7 +188,7 @@ class Worker:
         """The loaded model on one chunk of ``data``; chunks are fixed, so sums do not depend on who makes them."""
         device = self.work.device
         x, labels = (part[start : start + EVALUATION_BATCH].to(device) for part in data)
-        self.model.module.eval()
+        self._mode(training=False)
         with torch.inference_mode(), self.autocast():
             out = self.model.module(x)
             loss = float(self.work.loss(out.float() if out.dtype == torch.bfloat16 else out, labels))
@@ -236,17 +238,20 @@ class Worker:
             return contextlib.nullcontext()
         return torch.autocast(torch.device(self.work.device).type, dtype=torch.bfloat16)
 
-    @contextlib.contextmanager
-    def _training(self) -> Iterator[None]:
-        self.model.module.train()
-        yield
-        self.model.module.eval()
+    def _mode(self, training: bool) -> None:
+        """Training or evaluation mode; walking over all modules is worth avoiding for small models."""
+        if self.model.module.training != training:
+            self.model.module.train(training)
 
     @contextlib.contextmanager
     def _noise(self, purpose: str, *keys: int) -> Iterator[None]:
         """Dropout draws from torch's global generator: give it this purpose's stream, and put its state back."""
         before = torch.get_rng_state()
-        torch.manual_seed(torch_seed(self.work.plan.seed, purpose, *keys))
+        seed = torch_seed(self.work.plan.seed, purpose, *keys)
+        if self.work.device == "cpu":
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed asks for other devices, which takes longer
+        else:
+            torch.manual_seed(seed)
         try:
             yield
         finally:

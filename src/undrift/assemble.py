@@ -18,6 +18,7 @@ from undrift.engines.base import Engine
 from undrift.errors import ConfigError
 from undrift.federation import Federation, Indices, Pair, federation
 from undrift.folder import Folder
+from undrift.measure.chosen import chosen
 from undrift.plan import Plan
 from undrift.schedule import Schedule
 from undrift.simulate import Progress, Result, Run, prepare
@@ -147,7 +148,10 @@ def run_config(
 ) -> Result:
     """Run a configuration; ``out`` gets the output folder. All input is checked before anything is written."""
     work = work_of(config, data)
+    measures = chosen(config.measure)
+    for measure in measures:
+        measure.begin(Worker(work))
     folder = None if out is None else Folder(out, config.complete(), resume=resume)
     return Run(
-        work, config.engine.workers, folder=folder, progress=progress, make_engine=maker_of(config),
+        work, config.engine.workers, measures, folder, progress=progress, make_engine=maker_of(config),
     ).go()  # fmt: skip

@@ -116,6 +116,15 @@ class MeasureConfig(_Section):
     """``[measure]``: what is measured along the way."""
 
     targets: list[float] = []
+    every: int = Field(default=1, ge=1)
+    drift: bool = False
+    updates: bool = False
+    cka: bool | list[str] = False
+    cka_samples: int = Field(default=256, ge=4)
+    gradients: bool = False
+    classes: bool = False
+    clients: bool = False
+    skew: bool = False
 
 
 class Config(_Section):

@@ -1,0 +1,77 @@
+"""Who is served well: accuracy for each class, and on each client's own data."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from undrift.data.dataset import rows
+from undrift.measure.base import Periodic, Record
+
+if TYPE_CHECKING:
+    from undrift.federation import Pair
+    from undrift.round import Server
+    from undrift.worker import Worker
+
+BATCH = 200
+
+
+def outputs(worker: Worker, data: Pair, index: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """(outputs, labels) of the loaded model, chunk by chunk, in evaluation mode."""
+    x, labels = data
+    index = torch.arange(len(labels)) if index is None else index
+    worker.model.module.eval()
+    with torch.inference_mode():
+        for chunk in torch.split(index, BATCH):
+            yield worker.model.module(rows(x, chunk).to(worker.work.device)).float().cpu(), labels[chunk].cpu()
+
+
+@dataclass
+class ClassAccuracy(Periodic):
+    """Accuracy of the server model on the test samples of each class."""
+
+    def begin(self, worker: Worker) -> None:
+        """Needs labelled test data."""
+        super().begin(worker)
+        self.test_data("classes")
+        self.refuse_no_classes("classes")
+
+    def tell(self, round: int, server: Server) -> Record:
+        """``{"classes": [accuracy of class 0, …]}``, None for a class without test samples."""
+        self.worker.model.load(server.x, server.buffers)
+        right = total = torch.empty(0)
+        for out, labels in outputs(self.worker, self.test_data("classes")):
+            if not len(total):
+                right, total = torch.zeros(out.shape[1]), torch.zeros(out.shape[1])
+            total += torch.bincount(labels, minlength=out.shape[1])
+            right += torch.bincount(labels[out.argmax(1) == labels], minlength=out.shape[1])
+        return {"classes": [float(r / t) if t else None for r, t in zip(right, total, strict=True)]}
+
+
+@dataclass
+class ClientAccuracy(Periodic):
+    """Accuracy of the server model on each client's own training data. Costs one pass over all data."""
+
+    def begin(self, worker: Worker) -> None:
+        """Needs the clients' labelled data."""
+        super().begin(worker)
+        self.refuse_remote_data("clients")
+        self.refuse_no_classes("clients")
+
+    def tell(self, round: int, server: Server) -> Record:
+        """``{"clients": {"mean": …, "min": …, "std": …, "each": [client 0, …]}}``."""
+        self.worker.model.load(server.x, server.buffers)
+        pool = (self.federation.x, self.federation.y)
+        each = []
+        for client in range(len(self.federation)):
+            index = torch.from_numpy(self.federation.rows(client))
+            right = sum(int((out.argmax(1) == labels).sum()) for out, labels in outputs(self.worker, pool, index))
+            each.append(right / len(index))
+        return {
+            "clients": {"mean": statistics.fmean(each), "min": min(each), "std": statistics.pstdev(each), "each": each}
+        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -145,9 +146,10 @@ def run_config(
     resume: bool = False,
     progress: Progress | None = None,
     data: DataSet | None = None,
+    profile: bool = False,
 ) -> Result:
     """Run a configuration; ``out`` gets the output folder. All input is checked before anything is written."""
-    work = work_of(config, data)
+    work = replace(work_of(config, data), profile=profile)
     measures = chosen(config.measure)
     for measure in measures:
         measure.begin(Worker(work))

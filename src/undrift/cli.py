@@ -15,11 +15,13 @@ from rich.table import Table
 from undrift import __version__, compare
 from undrift.assemble import run_config
 from undrift.batch import Planned, raise_first, run_many
+from undrift.clock import shares
 from undrift.config import Config, parse, read
 from undrift.data_cli import app as data_app
 from undrift.demo import ALGORITHMS, CONFIG, SEEDS
 from undrift.display import Meter, console, note_of
 from undrift.errors import ConfigError, InputError, UndriftError
+from undrift.recipes_cli import recipes, reproduce_, results_
 
 app = typer.Typer(
     name="undrift",
@@ -30,6 +32,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(data_app, name="data", help="Data sets: what there is, fetch one, verify the files.")
+app.command(name="recipes")(recipes)
+app.command(name="reproduce")(reproduce_)
+app.command(name="results")(results_)
 
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. train.lr=0.05.")
@@ -54,6 +59,7 @@ def run(
     out: Out = None,
     resume: Resume = False,
     workers: Annotated[int | None, typer.Option(help="Processes; 0: in this one.", min=0)] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Say where the time of a round goes.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """One run.
@@ -66,10 +72,10 @@ def run(
     if resume and out is None:
         raise ConfigError("--resume: say which run with --out DIR")
     folder = out or _new_folder(f"{settings.data.name}-{settings.algorithm['name']}")
-    run_to(folder, settings, resume=resume, quiet=quiet)
+    run_to(folder, settings, resume=resume, quiet=quiet, profile=profile)
 
 
-def run_to(folder: Path, settings: Config, *, resume: bool, quiet: bool) -> None:
+def run_to(folder: Path, settings: Config, *, resume: bool, quiet: bool, profile: bool) -> None:
     """Run with progress on the screen, and say what came of it."""
     try:
         with Meter("round", settings.train.rounds, quiet=quiet) as meter:
@@ -77,6 +83,7 @@ def run_to(folder: Path, settings: Config, *, resume: bool, quiet: bool) -> None
                 settings,
                 folder,
                 resume=resume,
+                profile=profile,
                 progress=lambda round, rounds, record: meter.at(round, note_of(record)),
             )
     except KeyboardInterrupt:
@@ -90,6 +97,10 @@ def run_to(folder: Path, settings: Config, *, resume: bool, quiet: bool) -> None
             f"T90 {summary['rise_time']}  sent {(summary['bytes_down'] + summary['bytes_up']) / 1e6:.1f} MB  "
             f"{summary['seconds']:.1f} s"
         )
+    if profile:
+        typer.echo("where the time went, summed over processes (waiting: this process for its workers)")
+        rows = [(part, f"{seconds:.2f}", f"{100 * share:.1f} %") for part, seconds, share in shares(result.profile)]
+        show(("part", "seconds", "share"), rows)
     typer.echo(f"results in {folder}")
 
 

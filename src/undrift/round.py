@@ -108,7 +108,8 @@ class FullRounds:
         cast = Cast(round, plan.rate(round), server.x, server.buffers, rule.down(server.state, round))
         jobs = [Job(client, self.store.get(client) or rule.init_client(server.x)) for client in cohort]
         totals, lost = self._gather(cast, jobs)
-        new = self._server_round(cast, totals, server)
+        with self.worker.clock("aggregation"):
+            new = self._server_round(cast, totals, server)
         for client, kept in totals.kept.items():
             self.store.put(client, kept, round)
         down = self._bytes_down(cast, cohort)
@@ -125,7 +126,8 @@ class FullRounds:
             if totals is None:
                 totals = Totals.zero(cast, out.up)
             weight = self.work.plan.weight(self.work.federation.size(out.client))
-            totals.add(out, weight)
+            with self.worker.clock("aggregation"):
+                totals.add(out, weight)
             if self.store.each:
                 totals.kept[out.client] = out.kept
             for observe in self.observers:
@@ -175,7 +177,8 @@ class FullRounds:
         assert data is not None, "server learning is checked to have data before the run"
         size = self.work.plan.batch_size if batch is None else batch
         order = batches(len(data[1]), size, epochs or 1, steps, stream(self.work.plan.seed, "server-order", round))
-        return self.worker.learn(start, buffers, data, lr, order, round)
+        with self.worker.clock("server learning"):
+            return self.worker.learn(start, buffers, data, lr, order, round)
 
     def _bytes_down(self, cast: Cast, cohort: list[int]) -> int:
         if self.work.federation.central:

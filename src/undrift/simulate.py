@@ -77,6 +77,8 @@ class Result:
     model: nn.Module
     folder: Path | None = None
     server: Server | None = field(default=None, repr=False)
+    profile: dict[str, float] = field(default_factory=dict)
+    """Seconds by kind of work, where the run was profiled."""
 
 
 @dataclass
@@ -227,7 +229,7 @@ class _Loop:
         self.worker.model.module.eval()
         return Result(
             self.history, self.lines, summary, self.worker.model.module,
-            self.folder.path if self.folder else None, self.server,
+            self.folder.path if self.folder else None, self.server, self.worker.clock.seconds,
         )  # fmt: skip
 
 

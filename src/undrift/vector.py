@@ -142,7 +142,7 @@ class FlatModel:
         dtype = named[0][1].dtype
         self.weights = torch.empty(self.layout.size, dtype=dtype, device=device)
         self.grad = torch.zeros_like(self.weights)
-        self._parameters = [parameter for _, parameter in named]
+        self._parameters: list[Tensor] = [parameter for _, parameter in named]
         self._grads = [entry.of(self.grad) for entry in entries]
         for parameter, entry, grad in zip(self._parameters, entries, self._grads, strict=True):
             view = entry.of(self.weights)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from undrift.clock import Clock
 from undrift.data.augment import flip_crop
 from undrift.data.dataset import rows
 from undrift.federation import Federation, Indices, Pair
@@ -37,6 +38,7 @@ class Work:
     plan: Plan
     loss: Loss = nn.functional.cross_entropy
     device: str = "cpu"
+    profile: bool = False
 
     def evaluated(self) -> dict[str, Pair]:
         """The data that the server model is evaluated on, by name."""
@@ -103,6 +105,7 @@ class Worker:
     def __init__(self, work: Work) -> None:
         self.work = work
         self.model = FlatModel(work.module, work.device)
+        self.clock = Clock(work.profile)
 
     def client(self, cast: Cast, job: Job) -> Outcome:
         """A client's round: from the server model to an update, a message and what the client keeps."""
@@ -112,7 +115,8 @@ class Worker:
             cast.x, cast.down, job.kept, cast.lr, plan.steps(len(index)), cast.round,
             lambda: self.full_gradient(cast.x, cast.buffers, index),
         )  # fmt: skip
-        at.local = rule.start(at)
+        with self.clock("rule"):
+            at.local = rule.start(at)
         order = batches(
             len(index),
             plan.batch_size,
@@ -124,13 +128,15 @@ class Worker:
         loss = visits = 0.0
         self._mode(training=True)
         with self._noise("noise", cast.round, job.client):
-            for x, labels in self.batches(index, order, cast.round, job.client):
-                rule.shift(y, at)
-                loss += self._step(x, labels, cast.lr, at if rule.corrects else None) * len(labels)
+            for x, labels in self.clock.each("data", self.batches(index, order, cast.round, job.client)):
+                with self.clock("rule"):
+                    rule.shift(y, at)
+                loss += self._step(x, labels, cast.lr, at if rule.corrects else None, "forward/backward") * len(labels)
                 visits += len(labels)
         final = y.clone()
         delta, buffers = final - cast.x, self.model.buffers.clone()
-        up, kept = rule.up(final, at)
+        with self.clock("rule"):
+            up, kept = rule.up(final, at)
         return Outcome(job.client, delta, buffers, up, kept, loss / visits, int(visits), at.steps)
 
     def learn(
@@ -143,7 +149,9 @@ class Worker:
         with self._noise("server-noise", noise):
             for batch in order:
                 index = torch.from_numpy(batch)
-                self._step(rows(x, index).to(self.work.device), labels[index].to(self.work.device), lr, None)
+                self._step(
+                    rows(x, index).to(self.work.device), labels[index].to(self.work.device), lr, None, "server learning"
+                )
         return self.model.weights.clone()
 
     def full_gradient(self, weights: Tensor, buffers: Tensor, index: Indices, *, decay: bool = True) -> Tensor:
@@ -189,7 +197,7 @@ class Worker:
         device = self.work.device
         x, labels = (part[start : start + EVALUATION_BATCH].to(device) for part in data)
         self._mode(training=False)
-        with torch.inference_mode(), self.autocast():
+        with self.clock("evaluation"), torch.inference_mode(), self.autocast():
             out = self.model.module(x)
             loss = float(self.work.loss(out.float() if out.dtype == torch.bfloat16 else out, labels))
             counted = not labels.is_floating_point() and out.ndim == 2
@@ -216,10 +224,11 @@ class Worker:
             out = self.model.module(x)
         return self.work.loss(out.float() if out.dtype == torch.bfloat16 else out, labels)
 
-    def _step(self, x: Tensor, labels: Tensor, lr: float, at: ClientAt | None) -> float:
+    def _step(self, x: Tensor, labels: Tensor, lr: float, at: ClientAt | None, part: str) -> float:
         """One SGD step on a batch's mean loss; ``at``: let the rule change the gradient. Returns the loss."""
-        loss = self._loss(x, labels)
-        gradient = self.model.differentiate(loss)
+        with self.clock(part):
+            loss = self._loss(x, labels)
+            gradient = self.model.differentiate(loss)
         decay, y = self.work.plan.weight_decay, self.model.weights
         if at is None and not decay:
             self.model.descend(gradient, lr)
@@ -228,7 +237,8 @@ class Worker:
         if decay:
             g.add_(y, alpha=decay)
         if at is not None:
-            self.work.rule.gradient(g, y, at)
+            with self.clock("rule"):
+                self.work.rule.gradient(g, y, at)
         y.sub_(g, alpha=lr)
         return loss.item()
 

@@ -93,7 +93,7 @@ def _serve(pipe: Connection, work: Work, memory: _Shared) -> None:
                 answer = worker.evaluate_chunk(sets[name], start)
         except Exception as error:
             answer = _Failure(f"{type(error).__name__}: {error}")
-        pipe.send((number, answer))
+        pipe.send((number, answer, worker.clock.take()))
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,7 @@ class Local:
 
     def __init__(self, work: Work, worker: Worker, workers: int) -> None:
         self.work = work
+        self.clock = worker.clock
         self.slot_count = 4 * workers
         self.memory = _Shared(work, worker, self.slot_count)
         self.processes: list[_Process] = []
@@ -221,7 +222,8 @@ class Local:
     def _wait_for(self, number: int) -> Any:
         while number not in self._done:
             self._feed()
-            ready = wait([process.pipe for process in self.processes])
+            with self.clock("waiting"):
+                ready = wait([process.pipe for process in self.processes])
             for process in list(self.processes):
                 if process.pipe in ready:
                     self._receive(process)
@@ -233,10 +235,11 @@ class Local:
 
     def _receive(self, process: _Process) -> None:
         try:
-            number, result = process.pipe.recv()
+            number, result, seconds = process.pipe.recv()
         except (EOFError, OSError):
             self._replace(process)
             return
+        self.clock.merge(seconds)
         process.tasks.remove(number)
         self._done[number] = result
 

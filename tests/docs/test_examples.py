@@ -1,0 +1,34 @@
+"""Every Python example in the documents runs; the blocks of one document share their names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_the_python_examples_of_a_document_run(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": __name__}
+    for number, block in enumerate(python_blocks(path.read_text())):
+        exec(compile(block, f"{path.name}, example {number + 1}", "exec"), names)
+
+
+def test_the_worked_examples_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {"__name__": __name__}
+    for block in python_blocks((ROOT / "docs" / "rules.md").read_text()):
+        exec(block, names)
+    first, second = capsys.readouterr().out.splitlines()
+    assert float(first.split()[0]) > 0.8
+    assert float(second.split(",")[0]) > 0.8

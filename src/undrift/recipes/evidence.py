@@ -1,0 +1,142 @@
+"""What a recipe gave, as JSON; tables of *paper | ours | difference* are generated from it, never typed."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from undrift.batch import Planned
+from undrift.files import write_json
+from undrift.recipes import metrics
+from undrift.recipes.recipe import Arm, Number, full_label
+from undrift.recipes.run import Outcome, finished, settings_of
+from undrift.recipes.scale import differences
+
+Evidence = dict[str, Any]
+MISSING = "missing"
+
+
+def evidence_of(outcome: Outcome, command: str) -> Evidence:
+    """Everything about what was run; runs that were not made are listed as missing."""
+    recipe, options = outcome.recipe, outcome.options
+    arms = [_arm(outcome, arm) for arm in recipe.arms]
+    _add_ratios(recipe.metrics, recipe.reference, arms)
+    first = recipe.arms[0]
+    full = settings_of(recipe, type(options)(options.out), first, {})
+    small = settings_of(recipe, options, first, {})
+    return {
+        "recipe": recipe.name, "paper": recipe.paper, "where": recipe.where, "title": recipe.title,
+        "date": time.strftime("%Y-%m-%d"), "command": command,
+        "scale": options.scale, "scaled": options.labelled_scaled(recipe), "scaling": differences(full, small),
+        "stand_in": options.stand_in, "metrics": list(recipe.metrics), "reference": recipe.reference,
+        "tuning": {"rounds": recipe.tuning.rounds, "validation": recipe.tuning.validation, "seed": recipe.tuning.seed,
+                   "by": "rolling validation accuracy, one key after another"},
+        "versions": _versions(outcome), "unmeasured": outcome.unmeasured, "notes": list(recipe.notes), "arms": arms,
+        "missing": [run for arm in arms for run in arm["missing"]],
+        "failures": {name: text.splitlines()[0] for name, text in outcome.failures.items()},
+    }  # fmt: skip
+
+
+def write_evidence(evidence: Evidence, folder: Path) -> Path:
+    """``NAME.json``, or ``NAME.scaled.json`` for what is smaller than the paper's."""
+    suffix = ".stand-in" if evidence["stand_in"] else ".scaled" if evidence["scaled"] else ""
+    path = folder / f"{evidence['recipe']}{suffix}.json"
+    write_json(path, evidence)
+    return path
+
+
+def read_evidence(folder: Path) -> list[Evidence]:
+    """All results in a folder, by name."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def _arm(outcome: Outcome, arm: Arm) -> dict[str, Any]:
+    label = full_label(arm)
+    runs = outcome.runs.get(label, [])
+    done = [run for run in runs if finished(run)]
+    chosen = outcome.chosen.get(label)
+    made = [_run(outcome.recipe.metrics, run) for run in done]
+    return {
+        "label": arm.label, "group": arm.group, "algorithm": arm.algorithm,
+        "setting": dict(chosen.setting) if chosen else {}, "chosen": chosen.how if chosen else MISSING,
+        "tried": chosen.tried if chosen else [],
+        "configuration": _without_places(done[0].config.complete()) if done else None,
+        "paper": dict(arm.paper), "runs": made,
+        "missing": [run.name for run in runs if run not in done] or ([label] if not runs else []),
+        "ours": {m: spread([run["metrics"].get(m) for run in made]) for m in outcome.recipe.metrics if "ratio:" not in m},
+    }  # fmt: skip
+
+
+def _run(names: Sequence[str], run: Planned) -> dict[str, Any]:
+    plain = {name.removeprefix("ratio:") for name in names}
+    summary = json.loads((run.out / "summary.json").read_text())
+    return {
+        "seed": run.config.seed, "metrics": {name: metrics.value(name, run.out) for name in sorted(plain)},
+        "measured": metrics.measured(run.out), "seconds": round(summary["seconds"], 1),
+        "curve": metrics.curve(run.out),
+    }  # fmt: skip
+
+
+def spread(values: Sequence[float | None]) -> dict[str, Any]:
+    """Mean and standard deviation over seeds; None where a seed never got there."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return {"mean": None, "std": None, "seeds": len(values), "without": len(values)}
+    return {
+        "mean": statistics.fmean(there), "std": statistics.stdev(there) if len(there) > 1 else 0.0,
+        "seeds": len(values), "without": len(values) - len(there),
+    }  # fmt: skip
+
+
+def _add_ratios(names: Sequence[str], reference: str | None, arms: Sequence[dict[str, Any]]) -> None:
+    """Ratios to the reference arm, seed by seed where both have it."""
+    for name in (name for name in names if name.startswith("ratio:")):
+        plain = name.removeprefix("ratio:")
+        base = {(arm["group"], run["seed"]): run["metrics"].get(plain)
+                for arm in arms if arm["label"] == reference for run in arm["runs"]}  # fmt: skip
+        for arm in arms:
+            pairs = [(run["metrics"].get(plain), base.get((arm["group"], run["seed"]))) for run in arm["runs"]]
+            arm["ours"][name] = spread([a / b if a is not None and b else None for a, b in pairs])
+
+
+def difference(paper: Number, ours: Mapping[str, Any]) -> float | None:
+    """Ours minus the paper's, where both are numbers."""
+    if isinstance(paper, str) or paper is None or ours.get("mean") is None or ours.get("without"):
+        return None
+    return float(ours["mean"] - paper)
+
+
+def falls_short(metric: str, paper: Number, ours: Mapping[str, Any]) -> bool | None:
+    """Whether ours is worse than the paper's; None where that cannot be said."""
+    if paper is None or isinstance(paper, str) or not ours.get("seeds"):
+        return None
+    if ours["mean"] is None or ours["without"]:
+        return True
+    lower = metric.split(":")[0].startswith(metrics.LOWER_IS_BETTER)
+    gap = ours["mean"] - paper
+    return (gap > 0 if lower else gap < 0) and not math.isclose(gap, 0.0, abs_tol=1e-9)
+
+
+def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without this machine: no roots, file names only relative to the data."""
+    settings = {key: dict(value) if isinstance(value, dict) else value for key, value in settings.items()}
+    settings.pop("engine", None)
+    settings["data"].pop("root", None)
+    for section, key in (("data", "path"), ("server_data", "path"), ("model", "init")):
+        if settings.get(section, {}).get(key):
+            path = Path(settings[section][key])
+            settings[section][key] = "/".join(path.parts[-2:]) if section == "server_data" else path.name
+    return settings
+
+
+def _versions(outcome: Outcome) -> dict[str, str]:
+    for runs in outcome.runs.values():
+        for run in runs:
+            if finished(run):
+                return dict(json.loads((run.out / "summary.json").read_text())["versions"])
+    return {}

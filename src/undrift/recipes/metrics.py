@@ -1,0 +1,83 @@
+"""The numbers of a run that a recipe asks for, from its output folder."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from undrift.files import read_lines
+from undrift.measure.progress import rolling, rounds_to
+
+POINTS = 100
+LOWER_IS_BETTER = ("rounds_to", "rise_time", "final_loss", "megabytes", "models_a_round", "ratio")
+NAMES = {
+    "rolling_accuracy": "accuracy (rolling)", "final_accuracy": "accuracy", "rise_time": "T90 (rounds)",
+    "final_loss": "test loss", "megabytes": "sent (MB)", "models_a_round": "sent a client and round (models)",
+}  # fmt: skip
+
+
+def title(metric: str) -> str:
+    """A metric in words."""
+    kind, _, rest = metric.partition(":")
+    if kind == "ratio":
+        return f"{title(rest)}, ratio to the reference"
+    if kind in ("rounds_to", "rounds_to_raw"):
+        return f"rounds to {float(rest):.0%} ({'rolling' if kind == 'rounds_to' else 'raw'})"
+    if kind in ("last", "mean"):
+        return f"{rest} ({kind})"
+    return NAMES[metric]
+
+
+def value(metric: str, folder: Path) -> float | None:
+    """One metric of a finished run; None where it has none (an accuracy never reached, say)."""
+    summary = json.loads((folder / "summary.json").read_text())
+    history = read_lines(folder / "metrics.jsonl")
+    kind, _, rest = metric.partition(":")
+    if kind in ("rounds_to", "rounds_to_raw"):
+        accuracy = rolling(history) if kind == "rounds_to" else [record["test_accuracy"] for record in history]
+        return rounds_to([record["round"] for record in history], accuracy, [float(rest)])[f"{float(rest):g}"]
+    if kind in ("last", "mean"):
+        values = [_number(record[rest]) for record in history if record.get(rest) is not None]
+        return None if not values else values[-1] if kind == "last" else statistics.fmean(values)
+    if metric == "final_loss":
+        return float(history[-1]["test_loss"])
+    if metric == "megabytes":
+        return float(summary["bytes_down"] + summary["bytes_up"]) / 1e6
+    if metric == "models_a_round":
+        return _models_a_round(summary, folder)
+    return None if summary[metric] is None else float(summary[metric])
+
+
+def curve(folder: Path) -> list[list[float]]:
+    """Round, accuracy and loss, thinned to about a hundred points."""
+    history = read_lines(folder / "metrics.jsonl")
+    step = max(1, len(history) // POINTS)
+    kept = history[::step] if (len(history) - 1) % step == 0 else [*history[::step], history[-1]]
+    return [[r["round"], round(r["test_accuracy"], 4), round(r["test_loss"], 4)] for r in kept]
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    """Further quantities of the last evaluated round."""
+    usual = {"round", "test_accuracy", "test_loss", "train_loss", "bytes_down", "bytes_up", "seconds",
+             "validation_accuracy", "validation_loss"}  # fmt: skip
+    last = read_lines(folder / "metrics.jsonl")[-1]
+    return {key: value for key, value in last.items() if key not in usual}
+
+
+def _models_a_round(summary: dict[str, Any], folder: Path) -> float | None:
+    from safetensors.torch import load_file
+
+    heard = sum(len(line["clients"]) for line in read_lines(folder / "rounds.jsonl"))
+    size = sum(t.numel() * t.element_size() for t in load_file(folder / "model.safetensors").values())
+    return (summary["bytes_down"] + summary["bytes_up"]) / heard / size if heard else None
+
+
+def _number(item: Any) -> float:
+    """A measured quantity; of one that is given by layer or client, the mean."""
+    if isinstance(item, dict):
+        return statistics.fmean(_number(v) for v in item.values())
+    if isinstance(item, list):
+        return statistics.fmean(_number(v) for v in item)
+    return float(item)

@@ -17,6 +17,7 @@ from undrift.assemble import run_config
 from undrift.batch import Planned, raise_first, run_many
 from undrift.clock import shares
 from undrift.config import Config, parse, read
+from undrift.conformal_cli import conformal
 from undrift.data_cli import app as data_app
 from undrift.demo import ALGORITHMS, CONFIG, SEEDS
 from undrift.display import Meter, console, note_of
@@ -31,6 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command()(conformal)
 app.add_typer(data_app, name="data", help="Data sets: what there is, fetch one, verify the files.")
 app.command(name="recipes")(recipes)
 app.command(name="reproduce")(reproduce_)

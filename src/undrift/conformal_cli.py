@@ -47,5 +47,6 @@ def show(result: dict[str, Any], folder: Path) -> None:
     typer.echo(
         f"{result['method'].upper()} sets at level {wanted['level']:g} hold the true class in "
         f"{wanted['coverage']:.1%} of {result['evaluation_samples']} held-out samples, "
-        f"with {wanted['size']:.2f} classes a set (calibrated on {result['calibration_samples']} others); written to {folder / 'conformal.json'}"
+        f"with {wanted['size']:.2f} classes a set (calibrated on {result['calibration_samples']} others); "
+        f"written to {folder / 'conformal.json'}"
     )

@@ -156,4 +156,5 @@ def run_config(
     folder = None if out is None else Folder(out, config.complete(), resume=resume)
     return Run(
         work, config.engine.workers, measures, folder, progress=progress, make_engine=maker_of(config),
+        checkpoint_seconds=config.engine.checkpoint_seconds,
     ).go()  # fmt: skip

@@ -107,6 +107,7 @@ class EngineConfig(_Section):
     address: str | None = None
     cpus_per_worker: float = Field(default=1.0, gt=0)
     gpus_per_worker: float = Field(default=0.0, ge=0)
+    checkpoint_seconds: float = Field(default=10.0, ge=0)
     min_sites: int = Field(default=1, ge=1)
     round_timeout: float = Field(default=600.0, gt=0)
     federation: str | None = None

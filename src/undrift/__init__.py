@@ -6,7 +6,20 @@ Drift controls that compose: every algorithm is FedAvg plus rules, joined with `
 from undrift.errors import ConfigError, DataError, DivergedError, InputError, RunError, UndriftError
 from undrift.federation import Federation, from_clients
 from undrift.rule import Chain, ClientAt, FedAvg, Rule, ServerAt, chain, masked
-from undrift.rules import Centralised, Ds, FedAdc, FedDyn, FedProx, Fsl, Scaffold, SlowMo, fedpvr
+from undrift.rules import (
+    Centralised,
+    Ds,
+    FedAdc,
+    FedDyn,
+    FedProx,
+    Fsl,
+    MiniBatchSfl,
+    Scaffold,
+    SflV1,
+    SflV2,
+    SlowMo,
+    fedpvr,
+)
 from undrift.simulate import Result, simulate
 
 __version__ = "0.1.0"
@@ -20,6 +33,9 @@ fedadc = FedAdc
 fsl = Fsl
 ds = Ds
 centralised = Centralised
+sfl_v1 = SflV1
+sfl_v2 = SflV2
+minibatch_sfl = MiniBatchSfl
 
 
 def dsl(share: float = 1.0, **server_learning: object) -> Chain:
@@ -30,5 +46,6 @@ def dsl(share: float = 1.0, **server_learning: object) -> Chain:
 __all__ = [
     "Chain", "ClientAt", "ConfigError", "DataError", "DivergedError", "FedAvg", "Federation", "InputError", "Result",
     "Rule", "RunError", "ServerAt", "UndriftError", "__version__", "centralised", "chain", "ds", "dsl", "fedadc",
-    "fedavg", "feddyn", "fedprox", "fedpvr", "from_clients", "fsl", "masked", "scaffold", "simulate", "slowmo",
+    "fedavg", "feddyn", "fedprox", "fedpvr", "from_clients", "fsl", "masked", "minibatch_sfl", "scaffold", "sfl_v1",
+    "sfl_v2", "simulate", "slowmo",
 ]  # fmt: skip

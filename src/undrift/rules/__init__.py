@@ -13,6 +13,7 @@ from undrift.rules.fedprox import FedProx
 from undrift.rules.fsl import Fsl
 from undrift.rules.momentum import FedAdc, SlowMo
 from undrift.rules.scaffold import Scaffold, fedpvr
+from undrift.split.algorithms import MiniBatchSfl, SflV1, SflV2
 
 __all__ = [
     "RULES",
@@ -23,7 +24,10 @@ __all__ = [
     "FedDyn",
     "FedProx",
     "Fsl",
+    "MiniBatchSfl",
     "Scaffold",
+    "SflV1",
+    "SflV2",
     "SlowMo",
     "fedpvr",
     "named",
@@ -40,6 +44,9 @@ RULES: dict[str, Callable[..., Rule]] = {
     "fsl": Fsl,
     "ds": Ds,
     "centralised": Centralised,
+    "sfl-v1": SflV1,
+    "sfl-v2": SflV2,
+    "minibatch-sfl": MiniBatchSfl,
 }
 
 

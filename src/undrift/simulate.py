@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import os
 import platform
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +22,7 @@ from torch.utils.data import Dataset
 from undrift.data.dataset import channels_last
 from undrift.engines.auto import engine_for
 from undrift.engines.base import Engine, Pending
-from undrift.errors import ConfigError
+from undrift.errors import ConfigError, DivergedError
 from undrift.federation import Federation, Pair, from_clients
 from undrift.folder import Folder
 from undrift.measure.progress import summarise
@@ -131,11 +133,18 @@ class _Loop:
             self._evaluate(
                 {"round": 0, "train_loss": None, "bytes_down": 0, "bytes_up": 0, "seconds": 0.0}, self.server
             )
-        for round in range(first + 1, self.plan.rounds + 1):
-            self._round(round)
-            if self.folder and time.monotonic() - saved > self.run.checkpoint_seconds:
-                self._checkpoint(round)
-                saved = time.monotonic()
+        with interruptible() as interrupted:
+            for round in range(first + 1, self.plan.rounds + 1):
+                try:
+                    self._round(round)
+                except DivergedError:
+                    self._checkpoint(round - 1)
+                    raise
+                if interrupted() or time.monotonic() - saved > self.run.checkpoint_seconds:
+                    self._checkpoint(round)
+                    saved = time.monotonic()
+                if interrupted():
+                    raise KeyboardInterrupt
         return self._finish()
 
     def _round(self, round: int) -> None:
@@ -189,8 +198,9 @@ class _Loop:
         self.server = replace(self.server, x=x, buffers=self.worker.model.buffers.clone())
 
     def _checkpoint(self, round: int) -> None:
-        assert self.folder is not None
         self._collect()
+        if self.folder is None:
+            return
         files = {str(client): name for client, name in self.store.flush().items()}
         server = {"x": self.server.x, "buffers": self.server.buffers, "state": self.server.state}
         self.folder.save(round, server, {"clients": files, "bytes": self.bytes, "seconds": self.seconds})
@@ -222,8 +232,8 @@ class _Loop:
         self.worker.model.load(self.server.x, self.server.buffers)
         summary = summarise(self.history, self.plan.targets)
         summary |= {**self.bytes, "seconds": self.seconds, "versions": versions()}
+        self._checkpoint(self.plan.rounds)
         if self.folder:
-            self._checkpoint(self.plan.rounds)
             self.worker.model.save(self.folder.path / "model.safetensors")
             self.folder.finish(summary)
         self.worker.model.module.eval()
@@ -231,6 +241,26 @@ class _Loop:
             self.history, self.lines, summary, self.worker.model.module,
             self.folder.path if self.folder else None, self.server, self.worker.clock.seconds,
         )  # fmt: skip
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C lets the round under way finish, so that it can be saved; a second one stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    asked: list[bool] = []
+
+    def ask(signum: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(True)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -27,18 +27,14 @@ def check_labels(y: NDArray[Any], where: str, classes: int | None = None) -> NDA
     if classes is not None and high >= classes:
         raise DataError(f"{where}: label {high} is out of range 0 … {classes - 1}")
     if classes is None and high >= max(1000, len(y)):
-        raise DataError(
-            f"{where}: label {high} is out of range for {len(y)} samples; labels are 0 … classes-1"
-        )
+        raise DataError(f"{where}: label {high} is out of range for {len(y)} samples; labels are 0 … classes-1")
     return y.astype(np.int64)
 
 
 def check_lengths(x: NDArray[Any], y: NDArray[Any], x_name: str, y_name: str) -> None:
     """Inputs and labels must come in pairs."""
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-        raise DataError(
-            f"{x_name} has {x.shape[:1]} samples but {y_name} has {y.shape[:1]}; they must be equal"
-        )
+        raise DataError(f"{x_name} has {x.shape[:1]} samples but {y_name} has {y.shape[:1]}; they must be equal")
 
 
 def as_pixels(x: NDArray[Any], where: str) -> NDArray[np.uint8]:

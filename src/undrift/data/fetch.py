@@ -74,9 +74,7 @@ def check(name: str | None = None, root: str | Path | None = None) -> list[Repor
     for known, entry in CATALOGUE.items():
         if name in (None, known):
             reports += (
-                _check_emnist(base)
-                if known == "emnist"
-                else [_check(known, base / entry.folder, entry.contents)]
+                _check_emnist(base) if known == "emnist" else [_check(known, base / entry.folder, entry.contents)]
             )
     return reports
 
@@ -164,9 +162,7 @@ def _fill(url: str, part: Path, size: int | None, advance: Advance) -> None:
         if total is None or after >= total:
             return
         if after <= before:
-            raise ConnectionError(
-                f"connection closed after {after} of {total} bytes; the next try continues there"
-            )
+            raise ConnectionError(f"connection closed after {after} of {total} bytes; the next try continues there")
 
 
 def _append(url: str, part: Path, start: int, size: int | None, advance: Advance) -> int | None:

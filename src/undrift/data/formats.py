@@ -29,9 +29,7 @@ def read_bytes(path: Path, get: str) -> bytes:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; `undrift data get {get}` fetches it") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            f"{path}: damaged gzip file ({error}); delete it and run `undrift data get {get}`"
-        ) from None
+        raise DataError(f"{path}: damaged gzip file ({error}); delete it and run `undrift data get {get}`") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
@@ -95,9 +93,7 @@ def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()
             for name in needed:
                 if name not in archive.files:
                     found = ", ".join(archive.files) or "nothing"
-                    raise DataError(
-                        f"{path}: no array {name!r} (needed: {', '.join(needed)}; found: {found})"
-                    )
+                    raise DataError(f"{path}: no array {name!r} (needed: {', '.join(needed)}; found: {found})")
             for name in (*needed, *(o for o in optional if o in archive.files)):
                 arrays[name] = _member(archive, name, path)
     except FileNotFoundError:

@@ -117,9 +117,7 @@ def _finish(name: str, raw: Raw, classes: int | None) -> DataSet:
     y_train = check_labels(raw.y_train, f"{name}: training labels", raw.classes)
     y_test = check_labels(raw.y_test, f"{name}: test labels", raw.classes)
     if classes is not None and not 1 <= classes <= raw.classes:
-        raise DataError(
-            f"data.classes = {classes}: {name} has {raw.classes} classes (allowed: 1 … {raw.classes})"
-        )
+        raise DataError(f"data.classes = {classes}: {name} has {raw.classes} classes (allowed: 1 … {raw.classes})")
     count = raw.classes if classes is None else classes
     keep, keep_test = y_train < count, y_test < count
     for part, kept in (("training", keep), ("test", keep_test)):
@@ -136,9 +134,7 @@ def _finish(name: str, raw: Raw, classes: int | None) -> DataSet:
     )
     client = None if raw.client is None else raw.client[keep]
     y_train, y_test = y_train[keep], y_test[keep_test]
-    return DataSet(
-        name, x_train, torch.from_numpy(y_train), x_test, torch.from_numpy(y_test), count, client, mean, std
-    )
+    return DataSet(name, x_train, torch.from_numpy(y_train), x_test, torch.from_numpy(y_test), count, client, mean, std)
 
 
 def _limited(data: DataSet, limit: int | None, seed: int) -> DataSet:
@@ -206,17 +202,13 @@ def _cifar10(root: Path) -> Raw:
 
 
 def _cifar100(root: Path) -> Raw:
-    train, test = (
-        read_cifar([root / "cifar-100-binary" / f"{part}.bin"], 2, "cifar100") for part in ("train", "test")
-    )
+    train, test = (read_cifar([root / "cifar-100-binary" / f"{part}.bin"], 2, "cifar100") for part in ("train", "test"))
     return Raw(*train, *test, 100)
 
 
 def _stl10(root: Path) -> Raw:
     folder = root / "stl10_binary"
-    train, test = (
-        read_stl(folder / f"{part}_X.bin", folder / f"{part}_y.bin", "stl10") for part in ("train", "test")
-    )
+    train, test = (read_stl(folder / f"{part}_X.bin", folder / f"{part}_y.bin", "stl10") for part in ("train", "test"))
     return Raw(*train, *test, 10)
 
 

@@ -195,9 +195,7 @@ def _shards(labels: NDArray[Any], clients: int, rng: np.random.Generator, s: int
     return owner
 
 
-def _dirichlet(
-    labels: NDArray[Any], clients: int, rng: np.random.Generator, alpha: float, min_samples: int
-) -> Ints:
+def _dirichlet(labels: NDArray[Any], clients: int, rng: np.random.Generator, alpha: float, min_samples: int) -> Ints:
     if not (np.isfinite(alpha) and alpha > 0):
         raise DataError(f"partition.alpha = {alpha}: must be a number above 0")
     least = max(min_samples, 1)
@@ -269,16 +267,12 @@ def _owner_of_lists(lists: Sequence[Sequence[int]], n: int) -> Ints:
     wrong = np.flatnonzero((flat < 0) | (flat >= n))
     if len(wrong):
         first = wrong[0]
-        raise DataError(
-            f"given partition: client {client[first]} has index {flat[first]}, allowed: 0 … {n - 1}"
-        )
+        raise DataError(f"given partition: client {client[first]} has index {flat[first]}, allowed: 0 … {n - 1}")
     flat = flat.astype(np.int64)
     twice = np.flatnonzero(np.bincount(flat, minlength=n) > 1)
     if len(twice):
         owners = client[flat == twice[0]].tolist()
-        raise DataError(
-            f"given partition: index {twice[0]} is given twice (clients {owners[0]} and {owners[1]})"
-        )
+        raise DataError(f"given partition: index {twice[0]} is given twice (clients {owners[0]} and {owners[1]})")
     owner = np.full(n, -1, np.int64)
     owner[flat] = client
     return owner

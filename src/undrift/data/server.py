@@ -44,9 +44,7 @@ def server_indices(
         raise ConfigError(f"seed = {seed}: must not be negative")
     rng = np.random.default_rng([seed, STREAM])
     if source == "clients":
-        return _from_clients(
-            parts, rng, _whole("contributors", contributors), _whole("samples", samples), size
-        )
+        return _from_clients(parts, rng, _whole("contributors", contributors), _whole("samples", samples), size)
     if source not in ("balanced", "iid"):
         raise ConfigError(f"server_data.source = {source!r}: no draw (allowed: balanced, iid, clients)")
     pool = np.sort(np.concatenate(parts))
@@ -70,18 +68,14 @@ def load_server_file(path: str | Path, like: DataSet) -> tuple[Tensor, Tensor]:
     if kind_of(x, where) == "floats":
         inputs = as_floats(x, where)
     elif like.mean is None or like.std is None:
-        raise DataError(
-            f"{where}: uint8 images, but {like.name} was not made from images of that kind; use floats"
-        )
+        raise DataError(f"{where}: uint8 images, but {like.name} was not made from images of that kind; use floats")
     else:
         pixels = as_pixels(x, where)
         if pixels.shape[-1] != len(like.mean):
             raise DataError(f"{where}: {pixels.shape[-1]} channels, {like.name} has {len(like.mean)}")
         inputs = normalised(pixels, like.mean, like.std)
     if tuple(inputs.shape[1:]) != like.shape:
-        raise DataError(
-            f"{where}: a sample has the shape {list(inputs.shape[1:])}, {like.name} has {list(like.shape)}"
-        )
+        raise DataError(f"{where}: a sample has the shape {list(inputs.shape[1:])}, {like.name} has {list(like.shape)}")
     return inputs, torch.from_numpy(labels)
 
 
@@ -101,9 +95,7 @@ def _balanced(labels: NDArray[Any], pool: Ints, rng: np.random.Generator, size: 
     short = np.flatnonzero(have < want)
     if len(short):
         k = short[0]
-        raise DataError(
-            f"server_data.size = {size}: needs {want[k]} samples of class {ids[k]}, there are {have[k]}"
-        )
+        raise DataError(f"server_data.size = {size}: needs {want[k]} samples of class {ids[k]}, there are {have[k]}")
     shuffled = rng.permutation(len(pool))
     shuffled = shuffled[np.argsort(label[shuffled], kind="stable")]
     rank = np.arange(len(pool)) - np.repeat(np.cumsum(have) - have, have)
@@ -114,9 +106,7 @@ def _from_clients(
     parts: Sequence[Ints], rng: np.random.Generator, contributors: int, samples: int, size: int | None
 ) -> Ints:
     if size is not None and size != contributors * samples:
-        raise DataError(
-            f"server_data.size = {size}: {contributors} contributors x {samples} samples is not that"
-        )
+        raise DataError(f"server_data.size = {size}: {contributors} contributors x {samples} samples is not that")
     able = [i for i, own in enumerate(parts) if len(own) >= samples]
     if len(able) < contributors:
         raise DataError(

@@ -23,9 +23,7 @@ from undrift.errors import DataError
 STREAM = 104
 
 
-def synthetic(
-    *, samples: int, features: int, classes: int, heterogeneity: float, clients: int, seed: int
-) -> DataSet:
+def synthetic(*, samples: int, features: int, classes: int, heterogeneity: float, clients: int, seed: int) -> DataSet:
     """Draw `samples` training rows and a fifth as many test rows, spread evenly over the clients."""
     for key, value in (("samples", samples), ("features", features), ("clients", clients)):
         if value < 1:
@@ -52,6 +50,4 @@ def synthetic(
         y[own] = np.argmax(x[own] @ W_k + b_k, axis=1)
     ids: NDArray[Any] = owner[:samples]
     inputs, labels = torch.from_numpy(x).to(torch.float32), torch.from_numpy(y)
-    return DataSet(
-        "synthetic", inputs[:samples], labels[:samples], inputs[samples:], labels[samples:], classes, ids
-    )
+    return DataSet("synthetic", inputs[:samples], labels[:samples], inputs[samples:], labels[samples:], classes, ids)

@@ -25,6 +25,7 @@ class Auto:
         self.work, self.worker, self.workers = work, worker, workers
         self.engine: Engine = Serial(work, worker)
         self._decided = False
+        self._evaluation = 0.0
 
     def clients(self, cast: Cast, jobs: Sequence[Job]) -> Iterator[Outcome | Lost]:
         """Carry out a round's jobs."""
@@ -35,13 +36,17 @@ class Auto:
         yield self.worker.client(cast, jobs[0])
         first = time.perf_counter() - start
         self._decided = cast.round > 1
-        if self._decided and first * len(jobs) > _TOO_SHORT and len(jobs) > 1:
-            self.engine = Local(self.work, self.worker, min(self.workers, len(jobs)))
+        work = first * (len(jobs) if len(jobs) > 1 else 0) + self._evaluation
+        if self._decided and work > _TOO_SHORT:
+            self.engine = Local(self.work, self.worker, self.workers)
         yield from self.engine.clients(cast, jobs[1:])
 
     def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
         """Evaluate a server model."""
-        return self.engine.evaluate(x, buffers)
+        start = time.perf_counter()
+        pending = self.engine.evaluate(x, buffers)
+        self._evaluation = time.perf_counter() - start
+        return pending
 
     def close(self) -> None:
         """End the workers, if there are any."""

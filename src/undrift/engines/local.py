@@ -176,6 +176,8 @@ class Local:
             loss, visits, steps = self._wait_for(numbers[position])
             place = self.memory.slots[position % self.slot_count]
             kept = {name: _cloned(value) for name, value in place["kept"].items()}
+            if position == len(jobs) - 1:
+                self._hand_out_chunks()
             yield Outcome(job.client, place["delta"], place["buffers"], place["up"], kept, loss, visits, steps)
 
     def _post(self, cast: Cast, job: Job, slot: int) -> int:
@@ -207,17 +209,25 @@ class Local:
         return self._number
 
     def _feed(self) -> None:
+        """Keep every worker's pipe filled: clients first; chunks of an evaluation only where a worker has nothing."""
         for ahead in range(_AHEAD):
             for process in self.processes:
-                if len(process.tasks) <= ahead and (self._urgent or self._spare):
-                    # Chunks of an evaluation are not queued ahead: a client's job may come and wants to go first.
-                    if not self._urgent and process.tasks:
-                        continue
-                    number = (self._urgent or self._spare).popleft()
-                    process.tasks.append(number)
-                    # Sending to a dead worker fails; its death is handled where answers are received.
-                    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                        process.pipe.send(self._tasks[number])
+                if self._urgent and len(process.tasks) <= ahead:
+                    self._give(process, self._urgent)
+                elif self._spare and not process.tasks:
+                    self._give(process, self._spare)
+
+    def _hand_out_chunks(self) -> None:
+        """All clients are done: the rest of an evaluation fills the time of the server step, unattended."""
+        while self._spare:
+            self._give(min(self.processes, key=lambda process: len(process.tasks)), self._spare)
+
+    def _give(self, process: _Process, queue: deque[int]) -> None:
+        number = queue.popleft()
+        process.tasks.append(number)
+        # Sending to a dead worker fails; its death is handled where answers are received.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            process.pipe.send(self._tasks[number])
 
     def _wait_for(self, number: int) -> Any:
         while number not in self._done:

@@ -56,14 +56,10 @@ class Residual(nn.Module):
         return out
 
 
-def _resnet(
-    name: str, shape: Shape, classes: int, norm: str, *, channels: Sequence[int], depth: int
-) -> nn.Sequential:
+def _resnet(name: str, shape: Shape, classes: int, norm: str, *, channels: Sequence[int], depth: int) -> nn.Sequential:
     inside = image_shape(name, shape)[0]
     stem = _conv(inside, channels[0], 3, 1)
-    first = OrderedDict[str, nn.Module](
-        stem=stem, stem_norm=_norm(norm, channels[0]), stem_relu=nn.ReLU(inplace=True)
-    )
+    first = OrderedDict[str, nn.Module](stem=stem, stem_norm=_norm(norm, channels[0]), stem_relu=nn.ReLU(inplace=True))
     net = OrderedDict[str, nn.Module]()
     inside = channels[0]
     for g, outside in enumerate(channels, start=1):
@@ -73,9 +69,7 @@ def _resnet(
             group[f"block{b}"] = Residual(inside, outside, stride, norm)
             inside = outside
         net[f"group{g}"] = nn.Sequential(group)
-    net["head"] = nn.Sequential(
-        OrderedDict[str, nn.Module](pool=GlobalPool(), dense=nn.Linear(inside, classes))
-    )
+    net["head"] = nn.Sequential(OrderedDict[str, nn.Module](pool=GlobalPool(), dense=nn.Linear(inside, classes)))
     return nn.Sequential(net)
 
 

@@ -76,9 +76,7 @@ class Stack:
 
     def _add(self, kind: str, layer: nn.Module, shape: Shape) -> None:
         if min(shape) < 1:
-            raise ConfigError(
-                f"model.name = {self.name!r}: images of shape {self.input} are too small for its pooling"
-            )
+            raise ConfigError(f"model.name = {self.name!r}: images of shape {self.input} are too small for its pooling")
         self.counts[kind] = self.counts.get(kind, 0) + 1
         only_one = kind == "flatten"
         self.layers[kind if only_one else f"{kind}{self.counts[kind]}"] = layer

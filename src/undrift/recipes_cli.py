@@ -51,6 +51,9 @@ def reproduce_(
         list[str] | None,
         typer.Option(metavar="ARM:KEY=VALUE", help="Give a swept key instead of tuning it; ARM * means all."),
     ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another value in all runs; labelled.")
+    ] = None,
     tune: Annotated[bool, typer.Option(help="Choose swept settings on validation data.")] = True,
     stand_in: Annotated[bool, typer.Option("--stand-in", help="Made-up data, to see whether a recipe runs.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs (default: runs/reproduce/NAME).")] = None,
@@ -72,7 +75,7 @@ def reproduce_(
         folder = _folder(recipe, scale) if out is None else out / recipe.name if everything else out
         options = Options(
             folder, scale=scale, seeds=seeds, rounds=rounds, budget=left, jobs=jobs or _cores(),
-            only=tuple(only or ()), tune=tune, fixed=fixed, stand_in=stand_in,
+            only=tuple(only or ()), tune=tune, fixed=fixed, changed=_changed(overrides or []), stand_in=stand_in,
         )  # fmt: skip
         if dry_run:
             _show_plan(recipe, options)
@@ -163,6 +166,13 @@ def _fixed(given: list[str]) -> dict[str, dict[str, Any]]:
     return out
 
 
+def _changed(given: list[str]) -> dict[str, Any]:
+    for item in given:
+        if "=" not in item:
+            raise ConfigError(f"--set {item}: KEY=VALUE is expected, as in data.split=letters")
+    return {key: toml_value(value) for key, _, value in (item.partition("=") for item in given)}
+
+
 def _folder(recipe: Recipe, scale: float) -> Path:
     return Path("runs") / "reproduce" / (recipe.name if scale == 1.0 else f"{recipe.name}-scale{scale:g}")
 
@@ -185,6 +195,8 @@ def _command(recipe: Recipe, options: Options) -> str:
     for arm, settings in options.fixed.items():
         for key, value in settings.items():
             words += ["--fix", f"{arm}:{key}={value}"]
+    for key, value in options.changed.items():
+        words += ["--set", f"{key}={value}"]
     words += [] if options.tune else ["--no-tune"]
     words += ["--stand-in"] if options.stand_in else []
     return shlex.join(words)

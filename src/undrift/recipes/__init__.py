@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from undrift.config import nearest
 from undrift.errors import ConfigError
-from undrift.recipes import fsl
+from undrift.recipes import beyond, fedadc, fedpvr, fsl, fsl_conference, minibatch_sfl
 from undrift.recipes.recipe import Arm, Recipe, Tuning
 
 __all__ = ["RECIPES", "Arm", "Recipe", "Tuning", "recipe_of"]
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for module in (fsl,) for recipe in module.RECIPES}
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for paper in (fsl, beyond, fsl_conference, fedpvr, fedadc, minibatch_sfl)
+    for recipe in paper.RECIPES
+}
 
 
 def recipe_of(name: str) -> Recipe:
     """The recipe of that name."""
-    from undrift.config import nearest
-
     if name not in RECIPES:
         raise ConfigError(f"no recipe {name!r}: {nearest(name, RECIPES)}")
     return RECIPES[name]

@@ -25,7 +25,7 @@ def evidence_of(outcome: Outcome, command: str) -> Evidence:
     """Everything about what was run; runs that were not made are listed as missing."""
     recipe, options = outcome.recipe, outcome.options
     arms = [_arm(outcome, arm) for arm in recipe.arms]
-    _add_ratios(recipe.metrics, recipe.reference, arms)
+    _add_comparisons(recipe.metrics, arms)
     first = recipe.arms[0]
     full = settings_of(recipe, type(options)(options.out), first, {})
     small = settings_of(recipe, options, first, {})
@@ -33,7 +33,7 @@ def evidence_of(outcome: Outcome, command: str) -> Evidence:
         "recipe": recipe.name, "paper": recipe.paper, "where": recipe.where, "title": recipe.title,
         "date": time.strftime("%Y-%m-%d"), "command": command,
         "scale": options.scale, "scaled": options.labelled_scaled(recipe), "scaling": differences(full, small),
-        "stand_in": options.stand_in, "metrics": list(recipe.metrics), "reference": recipe.reference,
+        "stand_in": options.stand_in, "metrics": list(recipe.metrics),
         "tuning": {"rounds": recipe.tuning.rounds, "validation": recipe.tuning.validation, "seed": recipe.tuning.seed,
                    "by": "rolling validation accuracy, one key after another"},
         "versions": _versions(outcome), "unmeasured": outcome.unmeasured, "notes": list(recipe.notes), "arms": arms,
@@ -68,12 +68,12 @@ def _arm(outcome: Outcome, arm: Arm) -> dict[str, Any]:
         "configuration": _without_places(done[0].config.complete()) if done else None,
         "paper": dict(arm.paper), "runs": made,
         "missing": [run.name for run in runs if run not in done] or ([label] if not runs else []),
-        "ours": {m: spread([run["metrics"].get(m) for run in made]) for m in outcome.recipe.metrics if "ratio:" not in m},
+        "ours": {m: spread([run["metrics"].get(m) for run in made]) for m in outcome.recipe.metrics if not compared(m)},
     }  # fmt: skip
 
 
 def _run(names: Sequence[str], run: Planned) -> dict[str, Any]:
-    plain = {name.removeprefix("ratio:") for name in names}
+    plain = {(compared(name) or ("", "", name))[2] for name in names}
     summary = json.loads((run.out / "summary.json").read_text())
     return {
         "seed": run.config.seed, "metrics": {name: metrics.value(name, run.out) for name in sorted(plain)},
@@ -93,15 +93,30 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _add_ratios(names: Sequence[str], reference: str | None, arms: Sequence[dict[str, Any]]) -> None:
-    """Ratios to the reference arm, seed by seed where both have it."""
-    for name in (name for name in names if name.startswith("ratio:")):
-        plain = name.removeprefix("ratio:")
+def compared(metric: str) -> tuple[str, str, str] | None:
+    """A metric that compares with another arm: kind, that arm, what is compared."""
+    kind, _, rest = metric.partition(":")
+    other, _, plain = rest.partition(":")
+    return (kind, other, plain) if kind in ("ratio", "gain") else None
+
+
+def _add_comparisons(names: Sequence[str], arms: Sequence[dict[str, Any]]) -> None:
+    """Ratios to and leads over another arm of the group, seed by seed where both have it."""
+    for name in names:
+        if (parts := compared(name)) is None:
+            continue
+        kind, other, plain = parts
         base = {(arm["group"], run["seed"]): run["metrics"].get(plain)
-                for arm in arms if arm["label"] == reference for run in arm["runs"]}  # fmt: skip
+                for arm in arms if arm["label"] == other for run in arm["runs"]}  # fmt: skip
         for arm in arms:
             pairs = [(run["metrics"].get(plain), base.get((arm["group"], run["seed"]))) for run in arm["runs"]]
-            arm["ours"][name] = spread([a / b if a is not None and b else None for a, b in pairs])
+            arm["ours"][name] = spread([_against(kind, a, b) for a, b in pairs])
+
+
+def _against(kind: str, ours: float | None, base: float | None) -> float | None:
+    if ours is None or not base:
+        return None
+    return ours / base if kind == "ratio" else ours - base
 
 
 def difference(paper: Number, ours: Mapping[str, Any]) -> float | None:

@@ -7,10 +7,12 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from undrift.errors import InputError
 from undrift.files import read_lines
 from undrift.measure.progress import rolling, rounds_to
 
 POINTS = 100
+LEVEL = 0.9
 LOWER_IS_BETTER = ("rounds_to", "rise_time", "final_loss", "megabytes", "models_a_round", "ratio")
 NAMES = {
     "rolling_accuracy": "accuracy (rolling)", "final_accuracy": "accuracy", "rise_time": "T90 (rounds)",
@@ -21,12 +23,15 @@ NAMES = {
 def title(metric: str) -> str:
     """A metric in words."""
     kind, _, rest = metric.partition(":")
-    if kind == "ratio":
-        return f"{title(rest)}, ratio to the reference"
+    if kind in ("ratio", "gain"):
+        other, _, rest = rest.partition(":")
+        return f"{title(rest)}, {'relative to' if kind == 'ratio' else 'lead over'} {other}"
     if kind in ("rounds_to", "rounds_to_raw"):
         return f"rounds to {float(rest):.0%} ({'rolling' if kind == 'rounds_to' else 'raw'})"
     if kind in ("last", "mean"):
         return f"{rest} ({kind})"
+    if kind == "conformal":
+        return f"prediction sets: {rest}"
     return NAMES[metric]
 
 
@@ -39,8 +44,11 @@ def value(metric: str, folder: Path) -> float | None:
         accuracy = rolling(history) if kind == "rounds_to" else [record["test_accuracy"] for record in history]
         return rounds_to([record["round"] for record in history], accuracy, [float(rest)])[f"{float(rest):g}"]
     if kind in ("last", "mean"):
-        values = [_number(record[rest]) for record in history if record.get(rest) is not None]
+        found = [_inside(record, rest) for record in history]
+        values = [_number(item) for item in found if item is not None]
         return None if not values else values[-1] if kind == "last" else statistics.fmean(values)
+    if kind == "conformal":
+        return _conformal(folder, rest)
     if metric == "final_loss":
         return float(history[-1]["test_loss"])
     if metric == "megabytes":
@@ -72,6 +80,26 @@ def _models_a_round(summary: dict[str, Any], folder: Path) -> float | None:
     heard = sum(len(line["clients"]) for line in read_lines(folder / "rounds.jsonl"))
     size = sum(t.numel() * t.element_size() for t in load_file(folder / "model.safetensors").values())
     return (summary["bytes_down"] + summary["bytes_up"]) / heard / size if heard else None
+
+
+def _conformal(folder: Path, key: str) -> float | None:
+    """Coverage or mean size of prediction sets; None where MAPIE is not installed."""
+    path = folder / "conformal.json"
+    if not path.exists():
+        try:
+            from undrift.conformal import conformal
+
+            conformal(folder, LEVEL)
+        except (ImportError, InputError):
+            return None
+    points = json.loads(path.read_text())["curve"]
+    return next((float(point[key]) for point in points if point["level"] == LEVEL), None)
+
+
+def _inside(record: dict[str, Any], path: str) -> Any:
+    for key in path.split("."):
+        record = record.get(key) if isinstance(record, dict) else None  # type: ignore[assignment]
+    return record
 
 
 def _number(item: Any) -> float:

@@ -5,8 +5,9 @@ Base settings are written as in TOML; an arm's settings are dotted keys on top o
 - ``rounds_to:0.5``, ``rounds_to_raw:0.66``: first round at that accuracy, rolling or raw;
 - ``rolling_accuracy``, ``final_accuracy``, ``rise_time``, ``final_loss``: at the end of the run;
 - ``megabytes``: all that was sent; ``models_a_round``: the same for one client and round, in model sizes;
-- ``ratio:METRIC``: that metric divided by the reference arm's of the same group (``Recipe.reference``);
-- ``last:KEY``, ``mean:KEY``: a measured quantity of ``metrics.jsonl``, its last value or its mean.
+- ``ratio:ARM:METRIC``, ``gain:ARM:METRIC``: that metric divided by, or minus, another arm's of the same group;
+- ``last:KEY``, ``mean:KEY``: a measured quantity of ``metrics.jsonl`` (``drift.model``), its last value or its mean;
+- ``conformal:coverage``, ``conformal:size``: of prediction sets of level .9 (RAPS).
 """
 
 from __future__ import annotations
@@ -63,7 +64,6 @@ class Recipe:
     metrics: tuple[str, ...]
     seeds: int = 3
     tuning: Tuning = Tuning()
-    reference: str | None = None
     notes: tuple[str, ...] = ()
     measure: Mapping[str, Any] = field(default_factory=dict)
     """``[measure]`` settings; those that this version does not know are left out, and the result says so."""

@@ -2,7 +2,8 @@
 
 Every run has its own folder, ``OUT/ARM/SETTING/seedK`` (tuning runs: ``OUT/ARM/tuning/SETTING``). A folder whose run
 is finished under the same configuration is used as it is; one that is unfinished is resumed. Where data lie and what
-carries a run out (``data.root``, ``[engine]`` but for the precision, extra targets) is no part of that comparison.
+carries a run out (``data.root``, ``[engine]`` but for the precision, extra targets) is no part of that comparison; a
+finished run that was evaluated more often than asked for is used too.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ class Options:
     tune: bool = True
     fixed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Label of an arm (``*``: all) -> dotted keys that are given instead of being swept."""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted keys laid over every arm's settings after scaling."""
     stand_in: bool = False
     """Use small made-up data of the same form where the data set is absent."""
 
     def labelled_scaled(self, recipe: Recipe) -> bool:
         """Whether the result differs from the paper's size."""
-        return self.scale != 1.0 or self.rounds not in (None, recipe.base["train"]["rounds"])
+        return self.scale != 1.0 or bool(self.changed) or self.rounds not in (None, recipe.base["train"]["rounds"])
 
 
 @dataclass
@@ -84,10 +87,11 @@ def reproduce(recipe: Recipe, options: Options, watch: Watch | None = None) -> O
     late = _deadline(started, options.budget)
     arms = arms_of(recipe, options)
     chosen, failures = _tune(recipe, options, arms, late, watch)
+    seeds = range(options.seeds or recipe.seeds)
     runs = {
-        full_label(arm): [planned(recipe, options, arm, chosen[full_label(arm)].setting, seed) for seed in _seeds(recipe, options)]
-        for arm in arms
-    }  # fmt: skip
+        label: [planned(recipe, options, arm, chosen[label].setting, seed) for seed in seeds]
+        for label, arm in ((full_label(arm), arm) for arm in arms)
+    }
     in_order = [run for same_seed in zip(*runs.values(), strict=True) for run in same_seed]
     failures |= _make(in_order, options, late, watch)
     return Outcome(recipe, options, chosen, runs, failures, unmeasured(recipe),
@@ -118,7 +122,13 @@ def settings_of(recipe: Recipe, options: Options, arm: Arm, setting: Mapping[str
         full.pop("server_data", None)
     used = {"name", *arm.algorithm.replace("dsl", "ds+fsl").split("+")}
     full["algorithm"] = {key: value for key, value in full["algorithm"].items() if key in used}
-    return scaled(full, options.scale, rounds=options.rounds)
+    small = scaled(merged(full, nested(_data_only(options.changed))), options.scale, rounds=options.rounds)
+    return merged(small, nested(options.changed))
+
+
+def _data_only(changed: Mapping[str, Any]) -> dict[str, Any]:
+    """What scaling has to know: how many samples and classes there are."""
+    return {key: value for key, value in changed.items() if key in ("data.name", "data.split", "data.classes")}
 
 
 def planned(
@@ -146,6 +156,8 @@ def finished(run: Planned) -> bool:
         return False
     stored = tomllib.loads((run.out / "config.toml").read_text())
     a, b = matters(stored), matters(run.config.complete())
+    if b.pop("train.eval_every") % a["train.eval_every"] == 0:
+        del a["train.eval_every"]
     if a != b:
         key = next(k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k))
         raise ConfigError(f"{run.out} holds another run: {key} is {a.get(key)!r} there and {b.get(key)!r} here; "
@@ -254,10 +266,6 @@ def _make(
 
 def _deadline(started: float, budget: float | None) -> Callable[[], bool]:
     return lambda: budget is not None and time.monotonic() - started >= 60 * budget
-
-
-def _seeds(recipe: Recipe, options: Options) -> range:
-    return range(options.seeds or recipe.seeds)
 
 
 def _shorten(settings: dict[str, Any], recipe: Recipe) -> None:

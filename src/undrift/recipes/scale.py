@@ -3,7 +3,8 @@
 With factor ``F`` below 1:
 
 - rounds: ``F`` times as many, at least 4;
-- clients: ``F`` times as many, at least 10 (or all, where there are fewer);
+- clients: ``F`` times as many, at least 10 (or all, where there are fewer), and in the scheme ``classes`` enough that
+  every class has a client;
 - data: ``F`` times as many samples, at least 20 a client, so that a client keeps its number of samples as long as
   the number of clients shrinks;
 - cohort: the same share of the clients, at least 5 (or all that took part); where all took part, all do;
@@ -15,6 +16,7 @@ Everything else (model, batch, rates, local work) stays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,9 +50,10 @@ def samples_of(data: Mapping[str, Any]) -> int:
 
 def _shrink(out: dict[str, Any], factor: float) -> None:
     train, data, part = out["train"], out["data"], out["partition"]
-    before, clients = part["clients"], part["clients"]
-    samples = samples_of(data)
-    clients = max(min(before, MIN_CLIENTS), round(before * factor))
+    before, samples = part["clients"], samples_of(data)
+    classes = int(data.get("classes") or CLASSES.get(data["name"], 10))
+    least = math.ceil(classes / part["classes"]) if part["scheme"] == "classes" else MIN_CLIENTS
+    clients = max(min(before, max(MIN_CLIENTS, least)), round(before * factor))
     part["clients"] = clients
     if samples:
         limit = min(samples, max(round(samples * factor), MIN_SAMPLES * clients))
@@ -64,12 +67,12 @@ def _shrink(out: dict[str, Any], factor: float) -> None:
     if train.get("pretrain_epochs"):
         train["pretrain_epochs"] = max(1, round(train["pretrain_epochs"] * factor))
     if server := out.get("server_data"):
-        _shrink_server(server, factor, int(data.get("classes") or CLASSES.get(data["name"], 10)), samples, limit)
+        _shrink_server(server, factor, classes)
 
 
-def _shrink_server(server: dict[str, Any], factor: float, classes: int, samples: int, limit: int) -> None:
+def _shrink_server(server: dict[str, Any], factor: float, classes: int) -> None:
     if server.get("size"):
-        server["size"] = min(limit, max(min(classes, server["size"]), round(server["size"] * factor)))
+        server["size"] = max(min(classes, server["size"]), round(server["size"] * factor))
     if server.get("contributors"):
         server["contributors"] = max(1, round(server["contributors"] * factor))
 

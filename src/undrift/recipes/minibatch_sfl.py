@@ -1,0 +1,69 @@
+"""Huang, Tian, Tang: When MiniBatch SGD Meets SplitFed Learning (MiniBatch-SFL)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from undrift.recipes.recipe import Arm, Number, Recipe, merged
+
+PAPER = "MiniBatch-SFL"
+RATIOS = (0.0, 0.5, 0.8, 0.9, 0.95)
+ACCURACY, LOSS = "final_accuracy", "final_loss"
+OVER_V2, OVER_FL = "gain:SFL-V2:final_accuracy", "gain:FL:final_accuracy"
+METRICS = (ACCURACY, LOSS, OVER_V2, OVER_FL)
+BASE: dict[str, Any] = {
+    "data": {"name": "cifar10"},
+    "partition": {"scheme": "ratio", "clients": 10, "ratio": 0.9},
+    "model": {"name": "resnet18"},
+    "train": {"rounds": 100, "local_epochs": 5, "batch_size": 32, "lr": 0.01},
+}
+SPLIT = {"MiniBatch-SFL": "minibatch-sfl", "SFL-V1": "sfl-v1", "SFL-V2": "sfl-v2"}
+_ROUNDS = "The number of rounds, 100, is our reading; which panel shows which number too."
+
+
+def _arms(ratios: tuple[float, ...], cut: int, best: dict[str, Number] | None = None) -> tuple[Arm, ...]:
+    arms = []
+    for r in ratios:
+        place, group = {"partition.ratio": r}, f"r={r}"
+        arms.append(Arm("FL", "fedavg", place, group=group))
+        for label, name in SPLIT.items():
+            paper = best if best and r == 0.95 and name == "minibatch-sfl" else {}
+            arms.append(Arm(label, name, {**place, f"algorithm.{name}.cut": cut}, paper=paper, group=group))
+    return tuple(arms)
+
+
+def _cuts(cuts: tuple[int, ...], r: float = 0.9) -> tuple[Arm, ...]:
+    return tuple(
+        Arm(label, name, {"partition.ratio": r, f"algorithm.{name}.cut": cut}, group=f"L_c={cut}")
+        for cut in cuts for label, name in SPLIT.items()
+    )  # fmt: skip
+
+
+def _recipe(figures: str, title: str, arms: tuple[Arm, ...], metrics: tuple[str, ...] = METRICS, **more: Any) -> Recipe:
+    base = merged(BASE, more.pop("base", {}))
+    name = f"minibatch-sfl-figure{'s' * ('-' in figures)}-{figures}"
+    where = f"figure{'s' * ('-' in figures)} {figures.replace('-', ', ')}"
+    return Recipe(name, PAPER, where, title, base, arms, metrics, notes=(_ROUNDS, *more.pop("notes", ())), **more)
+
+
+_MANY = {"partition": {"clients": 100}}
+_FASHION = {"data": {"name": "fashion-mnist"}}
+_UP_TO = {OVER_V2: 0.241, OVER_FL: 0.171}
+
+RECIPES = (
+    _recipe("2-8", "CIFAR-10, ResNet-18, N=10: the cut layer, accuracy and loss", _cuts((1, 2, 3, 4)), (ACCURACY, LOSS),
+            notes=("The paper's claim: accuracy generally rises with L_c.",)),
+    _recipe("3", "CIFAR-10, ResNet-18, N=10: gradient variance at and across clients", _cuts((1, 2, 3, 4)), (ACCURACY,),
+            measure={"gradient_variance": True}),
+    _recipe("4-9", "CIFAR-10, ResNet-18, N=10, L_c=2: non-IID ratio", _arms(RATIOS, 2, _UP_TO),
+            notes=("The paper's leads at r=.95 are the largest that it reports ('up to').",)),
+    _recipe("5-10", "CIFAR-10, ResNet-18, N=100, L_c=4: non-IID ratio", _arms(RATIOS, 4), base=_MANY),
+    _recipe("6-7", "CIFAR-10, CNN, N=10, L_c=2: non-IID ratio", _arms(RATIOS, 2),
+            base={"model": {"name": "cnn-split"}}),
+    _recipe("6-7-cut", "CIFAR-10, CNN, N=10, r=.9: the cut layer", _cuts((1, 2)), (ACCURACY, LOSS),
+            base={"model": {"name": "cnn-split"}}),
+    _recipe("11-13", "Fashion-MNIST, ResNet-18, N=10, L_c=2: non-IID ratio", _arms(RATIOS, 2), base=_FASHION,
+            notes=("The paper itself has FL ahead in the end, MiniBatch-SFL faster at first.",)),
+    _recipe("12-14", "Fashion-MNIST, ResNet-18, N=100, L_c=4: non-IID ratio", _arms(RATIOS, 4),
+            base=merged(_FASHION, _MANY)),
+)  # fmt: skip

@@ -130,7 +130,10 @@ def work_of(config: Config, data: DataSet | None = None) -> Work:
     )  # fmt: skip
 
 
-def maker_of(config: Config) -> Callable[[Work, Worker, int | None], Engine]:
+MakeEngine = Callable[[Work, Worker, int | None], Engine]
+
+
+def maker_of(config: Config) -> MakeEngine:
     """What makes the engine."""
     if config.engine.name == "ray":
         from undrift.engines.ray import ray_engine
@@ -149,12 +152,20 @@ def run_config(
     profile: bool = False,
 ) -> Result:
     """Run a configuration; ``out`` gets the output folder. All input is checked before anything is written."""
-    work = replace(work_of(config, data), profile=profile)
-    measures = chosen(config.measure)
-    for measure in measures:
-        measure.begin(Worker(work))
-    folder = None if out is None else Folder(out, config.complete(), resume=resume)
-    return Run(
-        work, config.engine.workers, measures, folder, progress=progress, make_engine=maker_of(config),
-        checkpoint_seconds=config.engine.checkpoint_seconds,
-    ).go()  # fmt: skip
+
+    def go(work: Work, make_engine: MakeEngine) -> Result:
+        work = replace(work, profile=profile)
+        measures = chosen(config.measure)
+        for measure in measures:
+            measure.begin(Worker(work))
+        folder = None if out is None else Folder(out, config.complete(), resume=resume)
+        return Run(
+            work, config.engine.workers, measures, folder, progress=progress, make_engine=make_engine,
+            checkpoint_seconds=config.engine.checkpoint_seconds,
+        ).go()  # fmt: skip
+
+    if config.engine.name == "flower":
+        from undrift.flower.run import run_on_sites
+
+        return run_on_sites(config, out, resume, go)
+    return go(work_of(config, data), maker_of(config))

@@ -84,8 +84,8 @@ def cluster() -> Iterator[RayCluster]:
         ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
         yield nodes
     finally:
-        ray.shutdown()  # type: ignore[no-untyped-call]
-        nodes.shutdown()
+        ray.shutdown()
+        nodes.shutdown()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("name", RULES)

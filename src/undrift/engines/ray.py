@@ -8,6 +8,7 @@ the cohort, so sums do not depend on who was faster.
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 from torch import Tensor
 
+from undrift.config import EngineConfig
 from undrift.engines.base import Engine, Lost, Pending, Scores, chunks
 from undrift.engines.local import outcome_like
 from undrift.errors import ConfigError, RunError
@@ -192,7 +194,7 @@ class Cluster:
             cpus = None if workers is None else max(1, int(np.ceil(workers * self.cpus_per_worker)))
             own = {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         try:
-            ray.init(address=self.address or "local", log_to_driver=False, logging_level="error", **own)
+            ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
         except (ConnectionError, RuntimeError, ValueError) as error:
             where = f"engine.address = {self.address!r}" if self.address else "engine.name = 'ray'"
             raise ConfigError(f"{where}: no Ray cluster ({_first_line(error)})") from None
@@ -200,7 +202,7 @@ class Cluster:
 
     def capacity(self) -> int:
         """How many workers the cluster has room for."""
-        have = ray.cluster_resources()
+        have: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         room = have.get("CPU", 0.0) / self.cpus_per_worker if self.cpus_per_worker else float("inf")
         if self.gpus_per_worker:
             room = min(room, have.get("GPU", 0.0) / self.gpus_per_worker)
@@ -290,7 +292,12 @@ class Ray:
         """Give back the object store's room; end the cluster if this run started it."""
         self._parcels.clear()
         if self.owned:
-            ray.shutdown()  # type: ignore[no-untyped-call]
+            ray.shutdown()
+
+
+def ray_engine(settings: EngineConfig) -> Cluster:
+    """What makes the engine of a configuration."""
+    return Cluster(settings.address, settings.cpus_per_worker, settings.gpus_per_worker)
 
 
 def _first_line(error: BaseException) -> str:

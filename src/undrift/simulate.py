@@ -126,15 +126,15 @@ class _Loop:
         self.rounds: Rounds = make(self.work, engine, self.store, worker, observers)
 
     def go(self) -> Result:
-        first = self._resume()
+        done = self._resume()
         saved = time.monotonic()
-        if first == 0:
+        if done is None:
             self._pretrain()
             self._evaluate(
                 {"round": 0, "train_loss": None, "bytes_down": 0, "bytes_up": 0, "seconds": 0.0}, self.server
             )
         with interruptible() as interrupted:
-            for round in range(first + 1, self.plan.rounds + 1):
+            for round in range((done or 0) + 1, self.plan.rounds + 1):
                 try:
                     self._round(round)
                 except DivergedError:
@@ -206,16 +206,17 @@ class _Loop:
         self.folder.save(round, server, {"clients": files, "bytes": self.bytes, "seconds": self.seconds})
         self.store.tidy()
 
-    def _resume(self) -> int:
-        """Go back to the last checkpoint; returns the last round that is done."""
+    def _resume(self) -> int | None:
+        """Go back to the last checkpoint; returns the last round that is done (0: pre-training), None if none is."""
         if self.folder is None:
-            return 0
+            return None
         found = self.folder.load()
         last = -1 if found is None else found[0]["round"]
         self.history = self.folder.records("metrics.jsonl", last)
         self.lines = self.folder.records("rounds.jsonl", last)
         if found is None:
-            return 0
+            self.store.restore({})
+            return None
         state, flat = found
         device = self.server.x.device
         like = {"x": self.server.x, "buffers": self.server.buffers, "state": self.server.state}
@@ -288,9 +289,8 @@ def versions() -> dict[str, str]:
     """What the numbers were made with."""
     from undrift import __version__
 
-    return {
-        "undrift": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version(),
-    }  # fmt: skip
+    own = {"undrift": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    return own | {"python": platform.python_version()}
 
 
 def prepare(module: nn.Module, rule: Rule, federation: Federation, plan: Plan, loss: Loss, device: str) -> Work:

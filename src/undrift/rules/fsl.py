@@ -51,6 +51,11 @@ class Fsl(Rule):
             raise ConfigError(f"fsl.gamma = {self.gamma}: must not be negative")
         if self.epochs is not None and self.steps is not None:
             raise ConfigError("fsl: give epochs or steps, not both")
+        for name, value in (("epochs", self.epochs), ("steps", self.steps)):
+            if value is not None and value < 1:
+                raise ConfigError(f"fsl.{name} = {value}: must be at least 1")
+        if self.batch_size is not None and self.batch_size < 0:
+            raise ConfigError(f"fsl.batch_size = {self.batch_size}: must not be negative (0: all in one batch)")
         if self.lr is not None and self.lr <= 0:
             raise ConfigError(f"fsl.lr = {self.lr}: must be above 0")
         if self.server_weight is not None and not 0 <= self.server_weight <= 1:

@@ -18,6 +18,7 @@ from undrift.batch import Planned, raise_first, run_many
 from undrift.clock import shares
 from undrift.config import Config, parse, read
 from undrift.conformal_cli import conformal
+from undrift.cuts_cli import cuts
 from undrift.data_cli import app as data_app
 from undrift.demo import ALGORITHMS, CONFIG, SEEDS
 from undrift.display import Meter, console, note_of
@@ -33,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(conformal)
+app.command()(cuts)
 app.add_typer(data_app, name="data", help="Data sets: what there is, fetch one, verify the files.")
 app.command(name="recipes")(recipes)
 app.command(name="reproduce")(reproduce_)

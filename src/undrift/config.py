@@ -126,6 +126,7 @@ class MeasureConfig(_Section):
     classes: bool = False
     clients: bool = False
     skew: bool = False
+    split_variance: bool = False
 
 
 class Config(_Section):

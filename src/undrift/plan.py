@@ -56,6 +56,14 @@ class Plan:
             return self.local_steps
         return self.local_epochs * math.ceil(samples / (self.batch_size or samples))
 
+    def visits(self, samples: int) -> int:
+        """How many samples a client with so many visits in a round, repetitions counted."""
+        if self.local_steps is None:
+            return self.local_epochs * samples
+        size = self.batch_size or samples
+        walks, rest = divmod(self.local_steps, math.ceil(samples / size))
+        return walks * samples + rest * size
+
     def weight(self, samples: int) -> float:
         """A client's weight before normalisation."""
         return float(samples) if self.weighting == "samples" else 1.0

@@ -126,7 +126,7 @@ class Worker:
         )
         self.model.load(cast.x, cast.buffers)
         loss = visits = 0.0
-        self._mode(training=True)
+        self.mode(training=True)
         with self._noise("noise", cast.round, job.client):
             for x, labels in self.clock.each("data", self.batches(index, order, cast.round, job.client)):
                 with self.clock("rule"):
@@ -145,7 +145,7 @@ class Worker:
         """Plain local SGD on the server's data."""
         x, labels = data
         self.model.load(start, buffers)
-        self._mode(training=True)
+        self.mode(training=True)
         with self._noise("server-noise", noise):
             for batch in order:
                 index = torch.from_numpy(batch)
@@ -173,7 +173,7 @@ class Worker:
         index = torch.arange(len(labels)) if index is None else index
         before = (self.model.weights.clone(), self.model.buffers.clone())
         self.model.load(weights, buffers)
-        self._mode(training=False)
+        self.mode(training=False)
         total = torch.zeros_like(weights)
         for chunk in torch.split(index, EVALUATION_BATCH):
             self.model.grad.zero_()
@@ -196,7 +196,7 @@ class Worker:
         """The loaded model on one chunk of ``data``; chunks are fixed, so sums do not depend on who makes them."""
         device = self.work.device
         x, labels = (part[start : start + EVALUATION_BATCH].to(device) for part in data)
-        self._mode(training=False)
+        self.mode(training=False)
         with self.clock("evaluation"), torch.inference_mode(), self.autocast():
             out = self.model.module(x)
             loss = float(self.work.loss(out.float() if out.dtype == torch.bfloat16 else out, labels))
@@ -248,7 +248,7 @@ class Worker:
             return contextlib.nullcontext()
         return torch.autocast(torch.device(self.work.device).type, dtype=torch.bfloat16)
 
-    def _mode(self, training: bool) -> None:
+    def mode(self, training: bool) -> None:
         """Training or evaluation mode; walking over all modules is worth avoiding for small models."""
         if self.model.module.training != training:
             self.model.module.train(training)

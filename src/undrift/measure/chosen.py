@@ -9,6 +9,7 @@ from undrift.measure.clients import ClassAccuracy, ClientAccuracy
 from undrift.measure.drift import Drift, Updates
 from undrift.measure.gradients import GradientMeasure
 from undrift.measure.skew import SkewMeasure
+from undrift.measure.split import SplitVariance
 
 if TYPE_CHECKING:
     from undrift.config import MeasureConfig
@@ -20,7 +21,7 @@ def chosen(config: MeasureConfig) -> tuple[Measure, ...]:
     every = config.every
     plain = {
         "skew": SkewMeasure, "drift": Drift, "updates": Updates, "gradients": GradientMeasure,
-        "classes": ClassAccuracy, "clients": ClientAccuracy,
+        "classes": ClassAccuracy, "clients": ClientAccuracy, "split_variance": SplitVariance,
     }  # fmt: skip
     measures: list[Measure] = [make(every) for name, make in plain.items() if getattr(config, name)]
     if config.cka:

@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from undrift.errors import ConfigError
 from undrift.plan import Plan
-from undrift.rule import KIND, Chain, Rule
+from undrift.rule import KIND, Chain, ClientAt, Rule
 from undrift.schedule import Kind, Schedule
 from undrift.split.halves import AtClient, halve
 from undrift.split.timetable import Timetable
@@ -78,6 +78,11 @@ class Split(Rule):
         if not 0 <= self.smashed_noise < math.inf:
             raise ConfigError(f"{self.name}.smashed_noise = {self.smashed_noise}: must not be negative")
 
+    @property
+    def whole(self) -> bool:
+        """Whether a client's round is one of a whole model in all but the bytes, so that any engine can do it."""
+        return self.copies and not (self.faithful or self.sync_steps or self.smashed_noise)
+
     def turns(self, table: Timetable, period: range, order: list[int]) -> Turns:
         """The groups of clients that act together, one after the other; ``order`` is the round's random one."""
         raise NotImplementedError
@@ -95,7 +100,9 @@ class Split(Rule):
         front = FlatModel(halve(FlatModel(module), self.cut).client).layout
         for link in whole.links:
             _refuse(link, self)
-        return Chain(tuple(link if link is self else AtClient.of(link, front) for link in whole.links))
+        links = tuple(link if link is self else AtClient.of(link, front) for link in whole.links)
+        own_rate = self.main_lr is not None or self.main_schedule is not None
+        return Chain((*links, MainRate(self, plan, front.size)) if self.whole and own_rate else links)
 
     def rounds(
         self, work: Work, engine: Engine, store: Store, worker: Worker, observers: tuple[Observer, ...]
@@ -104,6 +111,21 @@ class Split(Rule):
         from undrift.split.rounds import SplitRounds
 
         return SplitRounds(self, work, engine, store, worker, observers)
+
+
+@dataclass(frozen=True)
+class MainRate(Rule):
+    """Where a client's round is carried out as one of the whole model: the server part's own rate."""
+
+    split: Split
+    plan: Plan
+    size: int
+
+    def gradient(self, g: Tensor, y: Tensor, at: ClientAt) -> None:
+        """Scale the server part's gradient by the ratio of the rates."""
+        ratio = self.split.main_rate(self.plan, at.round) / at.lr
+        if ratio != 1.0:
+            g[self.size :].mul_(ratio)
 
 
 def _refuse(link: Rule, split: Split) -> None:

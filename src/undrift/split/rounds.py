@@ -7,9 +7,7 @@ any other. The fed server's rate and the rules of the chain act on what it avera
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -29,7 +27,7 @@ from undrift.split.seat import Seat, Training, Walk
 from undrift.split.timetable import Timetable
 from undrift.store import Store
 from undrift.streams import stream, torch_seed
-from undrift.tree import Tree, nbytes
+from undrift.tree import nbytes
 from undrift.vector import FlatModel
 from undrift.worker import Cast, Outcome, Work, Worker
 
@@ -57,9 +55,25 @@ class SplitRounds(FullRounds):
         )  # fmt: skip
         self._free: list[FlatModel] = []
         self.smashed_bytes = self._smashed_bytes()
+        self.whole = algorithm.whole and not self._asks_full_gradient()
 
     def run(self, round: int, server: Server) -> tuple[Server, Report]:
         """One round; the store is changed only if it succeeds."""
+        return self._by_engine(round, server) if self.whole else self._by_message(round, server)
+
+    def _by_engine(self, round: int, server: Server) -> tuple[Server, Report]:
+        """Clients with their own copy of the server part train what is a whole model: a full round, other bytes."""
+        new, report = super().run(round, server)
+        plan, federation = self.work.plan, self.work.federation
+        heard = set(report.clients) - {lost.client for lost in report.lost}
+        visits = sum(plan.visits(federation.size(client)) for client in heard)
+        main = (server.x[self.halves.size :].nbytes + server.buffers[self.halves.buffer_size :].nbytes) * len(heard)
+        down = report.bytes_down + visits * self.smashed_bytes
+        up = report.bytes_up - main + visits * (self.smashed_bytes + federation.y[0].nbytes)
+        return new, replace(report, bytes_down=down, bytes_up=up)
+
+    def _by_message(self, round: int, server: Server) -> tuple[Server, Report]:
+        """Every client's steps and the main server's in this process, one message after the other."""
         plan, rule, federation = self.work.plan, self.work.rule, self.work.federation
         cohort = plan.cohort_of(round, len(federation))
         table = Timetable.of(cohort, federation, plan)
@@ -109,13 +123,14 @@ class SplitRounds(FullRounds):
         seats = {
             client: self._seat(cast, walks[client], steps, tally) for client, steps in table.acting(period).items()
         }
-        self._send_down(cast, seats, tally)
+        tally.down += self._front_down(cast, len(seats))
         self.worker.model.load(cast.x, cast.buffers)
         order = random_order(plan.seed, cast.round, list(table.batches))
         rate = self.algorithm.main_rate(plan, cast.round)
-        with self._in_training():
-            for group in self.algorithm.turns(table, period, order):
-                self._turn(cast, [seats[client] for client in group], training, own, rate, tally)
+        self.worker.mode(training=True)
+        self.halves.server.train()
+        for group in self.algorithm.turns(table, period, order):
+            self._turn(cast, [seats[client] for client in group], training, own, rate, tally)
         return self._collect(cast, list(seats.values()), tally)
 
     def _seat(self, cast: Cast, walk: Walk, steps: int, tally: Tally) -> Seat:
@@ -205,16 +220,15 @@ class SplitRounds(FullRounds):
             raise DivergedError(f"round {cast.round}: the server model is not finite after the server step")
         return replace(now, x=x)
 
-    def _send_down(self, cast: Cast, seats: dict[int, Seat], tally: Tally) -> None:
-        """Count the clients' part and the rules' messages; a tracked rule's followers hear every broadcast."""
+    def _front_down(self, cast: Cast, clients: int) -> int:
+        """The clients' part and the rules' messages; a tracked rule's followers hear every broadcast."""
         tracked = {link.name for link in self.work.rule.links if link.tracked}
-        front: Tree = {
-            "x": cast.x[: self.halves.size],
-            "buffers": cast.buffers[: self.halves.buffer_size],
-        }
+        front = {"x": cast.x[: self.halves.size], "buffers": cast.buffers[: self.halves.buffer_size]}
         sent = {name: message for name, message in cast.down.items() if name not in tracked}
-        tally.down += nbytes(front) * (len(self.work.federation) if tracked else len(seats))
-        tally.down += nbytes(sent) * len(seats)
+        return nbytes(front) * (len(self.work.federation) if tracked else clients) + nbytes(sent) * clients
+
+    def _bytes_down(self, cast: Cast, cohort: list[int]) -> int:
+        return self._front_down(cast, len(cohort)) + self._shared_down(cohort)
 
     def _full_gradient(self, cast: Cast, client: int, tally: Tally) -> Tensor:
         """The gradient of the client's whole loss at the synchronised model, through the cut and back."""
@@ -223,15 +237,22 @@ class SplitRounds(FullRounds):
         tally.down += len(index) * self.smashed_bytes
         return self.worker.full_gradient(cast.x, cast.buffers, index)[: self.halves.size]
 
+    def _asks_full_gradient(self) -> bool:
+        """Whether a rule has clients compute full-batch gradients, which go through the cut too."""
+        rule, x, asked = self.work.rule, self.worker.model.weights, []
+
+        def ask() -> Tensor:
+            asked.append(True)
+            return torch.zeros_like(x)
+
+        at = ClientAt(x, rule.down(rule.init_server(x), 1), rule.init_client(x), 1.0, 1, 1, ask)
+        at.local = rule.start(at)
+        rule.up(x, at)
+        return bool(asked)
+
     def _smashed_bytes(self) -> int:
         """What one sample's smashed data cost."""
-        self.halves.client.eval()
+        self.worker.mode(training=False)
         with torch.no_grad(), self.worker.autocast():
             z: Tensor = self.halves.client(self.work.federation.x[:1].to(self.work.device))
         return z.nbytes
-
-    @contextlib.contextmanager
-    def _in_training(self) -> Iterator[None]:
-        self.halves.server.train()
-        yield
-        self.halves.server.eval()

@@ -20,6 +20,11 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     os.replace(beside, path)
 
 
+def unfinished(path: Path) -> bool:
+    """Whether this is what a killed process left of a file that :func:`write_atomic` was writing."""
+    return path.name.startswith(".") and path.name.endswith(".part")
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` as indented JSON, atomically."""
     write_atomic(path, json.dumps(content, indent=2, allow_nan=False) + "\n")

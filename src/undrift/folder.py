@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from undrift.errors import ConfigError, RunError
-from undrift.files import read_lines, write_atomic, write_json
+from undrift.files import read_lines, unfinished, write_atomic, write_json
 from undrift.tree import leaves
 
 Settings = dict[str, Any]
@@ -31,13 +32,15 @@ class Folder:
             )
         if path.exists() and not path.is_dir():
             raise ConfigError(f"output folder {path} is a file")
-        if path.exists() and not held and any(path.iterdir()):
+        if path.exists() and not held and any(not unfinished(item) for item in path.iterdir()):
             raise ConfigError(f"output folder {path} is not empty and holds no run; give another --out")
         if resume and not held:
             raise ConfigError(f"output folder {path} holds no run to resume")
         text = tomli_w.dumps(settings)
         if held:
             _refuse_other(path, settings)
+            for item in filter(unfinished, path.rglob(".*")):
+                item.unlink()
         else:
             write_atomic(path / "config.toml", text)
 
@@ -68,7 +71,7 @@ class Folder:
         try:
             state = json.loads(path.read_text())
             return state, load_file(self.checkpoints / state["server"])
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise RunError(f"checkpoint in {self.path} cannot be read: {error}") from None
 
     def records(self, name: str, last: int) -> list[dict[str, Any]]:

@@ -160,6 +160,8 @@ class FlatModel:
             view = entry.of(self.buffers)
             view.copy_(buffer)
             self.module.get_submodule(owner)._buffers[key] = view
+        whole = [b for _, b in self.module.named_buffers() if not b.is_floating_point()]
+        self._counters = [(counter, counter.clone()) for counter in whole]
 
     def differentiate(self, loss: Tensor) -> tuple[Tensor, ...]:
         """The gradient of ``loss``, one tensor for each parameter."""
@@ -176,9 +178,11 @@ class FlatModel:
         torch._foreach_add_(self._parameters, gradient, alpha=-lr)
 
     def load(self, weights: Tensor, buffers: Tensor) -> None:
-        """Copy a model's vectors in."""
+        """Copy a model's vectors in; counters (batch norm's batches) begin anew, whoever trained before."""
         self.weights.copy_(weights)
         self.buffers.copy_(buffers)
+        for counter, start in self._counters:
+            counter.copy_(start)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The module's state under its usual names, in plain contiguous tensors of their own."""
@@ -213,3 +217,4 @@ class FlatModel:
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(stored[name])
+            self._counters = [(counter, counter.clone()) for counter, _ in self._counters]

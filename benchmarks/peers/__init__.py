@@ -1,0 +1,1 @@
+"""The compared systems, one module each; see ``common`` for what they share."""

@@ -1,0 +1,157 @@
+"""What is compared: the work, the systems, and the bars that ours must clear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Spec = dict[str, Any]
+
+CORES = 2
+"""Threads, or one-thread processes, that a system may keep busy."""
+WARM = 2
+"""Rounds at the start that are not counted."""
+CNN: Spec = {"model": "cnn-cifar", "shape": [3, 32, 32], "classes": 10, "set": "images", "samples": 50_000, "lr": 0.05}
+ROWS: Spec = {"model": "mlp", "shape": [784], "classes": 47, "set": "rows", "samples": 50_000, "lr": 0.1}
+DEFAULTS: Spec = {
+    "algorithm": "fedavg", "users": 1000, "per_user": 50, "cohort": 10, "batch": 10, "eval_every": 0, "test": 10_000,
+    "seed": 0, "precision": "fp32", "workers": None, "threads": 1, "processes": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class System:
+    """One system at one setting."""
+
+    name: str
+    module: str
+    label: str
+    settings: tuple[tuple[str, Any], ...] = ()
+    quick: bool = True
+    """Whether the quick run takes it too."""
+
+    @property
+    def environment(self) -> str | None:
+        """The environment it runs in (None: the project's own)."""
+        return {"flower_sim": "flower", "pfl_sim": "pfl"}.get(self.module)
+
+
+def system(name: str, module: str, label: str, *, quick: bool = True, **settings: Any) -> System:
+    return System(name, module, label, tuple(settings.items()), quick)
+
+
+OURS = system("ours", "ours", "undrift (processes chosen by itself)")
+OURS_BF16 = system("ours-bf16", "ours", "undrift, bf16", precision="bf16")
+OURS_ONE = system("ours-1", "ours", "undrift, one worker process", workers=1)
+FLOWER = system("flower", "flower_sim", f"Flower, Ray, {CORES} clients at a time, 1 thread each", threads=CORES)
+PFL_1 = system("pfl-1t", "pfl_sim", "pfl-research, 1 thread")
+PFL_2 = system("pfl-2t", "pfl_sim", "pfl-research, 2 threads", threads=CORES)
+PFL_2P = system("pfl-2p", "pfl_sim", "pfl-research, 2 processes (gloo)", processes=CORES, quick=False)
+PFL_BF16 = system(
+    "pfl-2t-bf16", "pfl_sim", "pfl-research, 2 threads, bf16", threads=CORES, precision="bf16", quick=False
+)
+LOOP_1 = system("loop-1", "loop", "hand-written loop, 1 process")
+LOOP_2 = system("loop-2", "loop", "hand-written loop, 2 processes", processes=CORES)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """``slow`` must take at least ``factor`` times as long as ``fast`` (the best of several names each)."""
+
+    text: str
+    fast: tuple[str, ...]
+    slow: tuple[str, ...]
+    factor: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """One comparison."""
+
+    key: str
+    title: str
+    spec: Spec
+    systems: tuple[System, ...]
+    rounds: int
+    quick_rounds: int
+    bars: tuple[Bar, ...] = ()
+
+    def of(self, chosen: System, rounds: int) -> Spec:
+        """What a system is told."""
+        return {**DEFAULTS, **self.spec, **dict(chosen.settings), "rounds": rounds}
+
+
+PFL = ("pfl-1t", "pfl-2t")
+A = Work(
+    "a", "cnn-cifar, 10 of 1,000 clients x 50 samples, batch 10, 1 epoch, FedAvg", CNN,
+    (OURS, FLOWER, PFL_2, LOOP_2, OURS_BF16, OURS_ONE, PFL_1, LOOP_1, PFL_2P, PFL_BF16), 40, 12,
+    (
+        Bar("3x Flower, fp32", ("ours",), ("flower",), 3.0),
+        Bar("1.6x pfl-research (better thread setting), fp32", ("ours",), PFL, 1.6),
+        Bar("4x Flower, fastest precision", ("ours", "ours-bf16"), ("flower",), 4.0),
+        Bar("2x pfl-research, fastest precision", ("ours", "ours-bf16"), PFL, 2.0),
+        Bar("at most 10 % slower than the hand-written loop in 2 processes", ("ours",), ("loop-2",), 1 / 1.1),
+        Bar("two workers 1.7x one worker", ("ours",), ("ours-1",), 1.7),
+    ),
+)  # fmt: skip
+B = Work(
+    "b", "cnn-cifar, 50 of 1,000 clients x 50 samples, batch 10, 10,000 images evaluated every 10 rounds",
+    {**CNN, "cohort": 50, "eval_every": 10},
+    (OURS, FLOWER, PFL_2, OURS_BF16, System(**{**vars(PFL_1), "quick": False}), LOOP_2, PFL_2P), 22, 12,
+    (
+        Bar("4x Flower, evaluation included", ("ours", "ours-bf16"), ("flower",), 4.0),
+        Bar("2.2x pfl-research, evaluation included", ("ours", "ours-bf16"), PFL, 2.2),
+    ),
+)  # fmt: skip
+C = Work(
+    "c", "MLP 784-200-47, 10 of 1,000 clients x 50 samples, batch 10", ROWS,
+    (OURS, FLOWER, PFL_1, LOOP_2, PFL_2, LOOP_1, PFL_2P), 80, 30,
+    (
+        Bar("18x Flower", ("ours",), ("flower",), 18.0),
+        Bar("2.2x pfl-research", ("ours",), PFL, 2.2),
+    ),
+)  # fmt: skip
+D = Work(
+    "d", "the work of (a) under SCAFFOLD and FedADC (Flower has neither)", CNN,
+    (
+        OURS, system("ours-scaffold", "ours", "undrift, SCAFFOLD", algorithm="scaffold"),
+        system("pfl-2t-scaffold", "pfl_sim", "pfl-research, SCAFFOLD, 2 threads", algorithm="scaffold", threads=CORES),
+        system("ours-fedadc", "ours", "undrift, FedADC", algorithm="fedadc"),
+        system("pfl-1t-scaffold", "pfl_sim", "pfl-research, SCAFFOLD, 1 thread", algorithm="scaffold", quick=False),
+    ), 40, 12,
+    (
+        Bar("SCAFFOLD costs at most 10 % more than FedAvg", ("ours-scaffold",), ("ours",), 1 / 1.1),
+        Bar("FedADC costs at most 10 % more than FedAvg", ("ours-fedadc",), ("ours",), 1 / 1.1),
+    ),
+)  # fmt: skip
+E = Work(
+    "e", "ResNet-8 (group norm), 4 of 40 clients x 500 samples, batch 50",
+    {**CNN, "model": "resnet8", "users": 40, "per_user": 500, "cohort": 4, "batch": 50, "lr": 0.1},
+    (OURS, FLOWER, PFL_2, LOOP_2, System(**{**vars(OURS_BF16), "quick": False}), PFL_1, LOOP_1, PFL_2P), 12, 6,
+    (
+        Bar("1.5x Flower", ("ours",), ("flower",), 1.5),
+        Bar("1.5x pfl-research", ("ours",), PFL, 1.5),
+        Bar("at most 10 % slower than the hand-written loop in 2 processes", ("ours",), ("loop-2",), 1 / 1.1),
+    ),
+)  # fmt: skip
+GROWTH = Work(
+    "growth", "undrift's time a round and memory as one quantity grows, the rest as in (a)", CNN,
+    (
+        *(
+            system(f"population-{n}", "ours", f"population {n:,}", users=n, quick=n in (100, 100_000))
+            for n in (100, 1_000, 10_000, 100_000)
+        ),
+        *(system(f"cohort-{n}", "ours", f"cohort {n}", cohort=n) for n in (1, 10, 100)),
+        *(
+            system(f"model-{key}", "ours", f"model {key}", quick=key == "linear", model=name, options=options)
+            for key, name, options in (
+                ("linear", "linear", {}), ("mlp-200", "mlp", {"hidden": [200]}), ("cnn-cifar", "cnn-cifar", {}),
+                ("mlp-1000", "mlp", {"hidden": [1000, 1000]}), ("vgg11-quarter", "vgg11", {"width": 0.25}),
+            )
+        ),
+    ), 20, 8,
+    (
+        Bar("population 100,000 within 10 % of 100", ("population-100000",), ("population-100",), 1 / 1.1),
+    ),
+)  # fmt: skip
+WORKS = {work.key: work for work in (A, B, C, D, E, GROWTH)}

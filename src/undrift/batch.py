@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import Any
 
 from undrift.config import Config
 from undrift.data import DataSet
@@ -95,11 +97,15 @@ def _one(planned: Planned, data: DataSet, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = planned.config.with_(("engine.workers", 0))
     held = (planned.out / "config.toml").exists()
+    parent = os.getppid()
+
+    def tell(round: int, rounds: int, record: dict[str, Any] | None) -> None:
+        if os.getppid() != parent:  # who started this was killed: nobody waits for the result
+            raise SystemExit(1)
+        pipe.send(("round", f"round {round}/{rounds}  {note_of(record)}"))
+
     try:
-        run_config(
-            config, planned.out, resume=held, data=data,
-            progress=lambda round, rounds, record: pipe.send(("round", f"round {round}/{rounds}  {note_of(record)}")),
-        )  # fmt: skip
+        run_config(config, planned.out, resume=held, data=data, progress=tell)
         pipe.send(("done", "done"))
     except UndriftError as error:
         pipe.send(("failed", str(error)))

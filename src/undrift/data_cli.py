@@ -71,6 +71,19 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command(epilog="Example: undrift data glyphs --font ~/DancingScript-Regular.otf")
+def glyphs(
+    font: Annotated[Path | None, typer.Option(help="A cursive font (TrueType or OpenType).")] = None,
+    classes: Annotated[int, typer.Option(help="The first so many characters.", min=1, max=47)] = 45,
+    root: Root = None,
+) -> None:
+    """Render characters for EMNIST as server data (FSLsyn): 15 images a class, 28x28."""
+    from undrift.recipes.glyphs import write
+
+    path = data_root(root) / "emnist" / f"glyphs-{classes}.npz"
+    typer.echo(f"{write(path, font, classes)} images in {path}")
+
+
 def _known(name: str) -> str:
     if name not in CATALOGUE:
         near = difflib.get_close_matches(name, CATALOGUE, n=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -19,7 +19,9 @@ from undrift.recipes.scale import samples_of
 from undrift.recipes.standin import FORMS
 
 TEST_SAMPLES = {"emnist": 18_800, "stl10": 8_000, "digits": 355}
-EVAL_BATCH = 100
+EVAL_BATCH = 20
+LARGE = 4
+"""Samples that a step of a large network is timed on."""
 
 
 def planned_runs(recipe: Recipe, options: Options) -> list[Planned]:
@@ -84,15 +86,21 @@ def _calibrated(name: str, norm: str, width: float, form: tuple[int, int, int], 
 
 
 def _time_step(net: nn.Module, form: tuple[int, int, int], batch: int) -> float:
+    """Large batches are extrapolated from two small ones: a fixed cost and a cost for each sample."""
+    large = sum(p.numel() for p in net.parameters()) > 3e6
+    small = min(batch, LARGE if large else 16)
+    first = _step_seconds(net, form, small)
+    if small == batch:
+        return first
+    slope = max(0.0, _step_seconds(net, form, 2 * small) - first) / small
+    return first + slope * (batch - small)
+
+
+def _step_seconds(net: nn.Module, form: tuple[int, int, int], batch: int) -> float:
     size, channels, classes = form
-    small = min(batch, 32)
-    x, y = torch.randn(small, channels, size, size), torch.randint(classes, (small,))
+    x, y = torch.randn(batch, channels, size, size), torch.randint(classes, (batch,))
     net.train()
-
-    def step() -> None:
-        torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters()))
-
-    return _best_of(step) * batch / small
+    return _best_of(lambda: torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters())))
 
 
 def _time_eval(net: nn.Module, form: tuple[int, int, int]) -> float:
@@ -103,11 +111,10 @@ def _time_eval(net: nn.Module, form: tuple[int, int, int]) -> float:
         return _best_of(lambda: net(x)) / EVAL_BATCH
 
 
-def _best_of(work: object, times: int = 2) -> float:
+def _best_of(work: Callable[[], object], times: int = 2) -> float:
     seconds = []
-    assert callable(work)
     for _ in range(times + 1):
-        start = time.perf_counter()
+        start = time.thread_time()  # what others do on this machine meanwhile does not count
         work()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.thread_time() - start)
     return min(seconds[1:])

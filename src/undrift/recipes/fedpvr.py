@@ -111,7 +111,8 @@ RECIPES = (
     ),
     *(
         _recipe(f"fedpvr-table-3-{data.lower().replace('-', '')}", "table 3",
-                f"{data}: accuracy after 80 rounds, what is sent", _table_3(data), ("final_accuracy", "models_a_round"), rounds=80)
+                f"{data}: accuracy after 80 rounds, what is sent", _table_3(data),
+                ("final_accuracy", "models_a_round"), rounds=80)
         for data in DATA
     ),
     _recipe("fedpvr-figure-1", "figure 1", "CIFAR-10, VGG-11: accuracy against what was sent",

@@ -11,6 +11,8 @@ PAPER = "FSL (journal)"
 HALF, ENDED, RISE = "rounds_to:0.5", "rolling_accuracy", "rise_time"
 GAMMAS = (0.6, 0.8, 1.0, 1.2)
 RATES = (0.01, 0.02)
+GLYPH_FILE = "glyphs-45.npz"
+"""Made by ``undrift data glyphs``."""
 
 # Scenario 1: few clients with much data.
 FEW_CIFAR: dict[str, Any] = {
@@ -64,7 +66,7 @@ def _file(path: str) -> dict[str, Any]:
 
 
 STL_504, STL_720 = _file("stl10/server-cifar10-504.npz"), _file("stl10/server-cifar10-720.npz")
-GLYPHS = _file("emnist/glyphs-45.npz")
+GLYPHS = _file(f"emnist/{GLYPH_FILE}")
 
 _TABLE = {**_FSL, "train.lr": 0.02}
 _TABLE_SWEEP = {"train.lr": RATES, "algorithm.fsl.gamma": GAMMAS}
@@ -162,7 +164,7 @@ RECIPES = (
     _recipe("fsl-figure-5-cifar10", "figure 5", "CIFAR-10, 1000 clients: accuracy against classes a client",
             MANY_CIFAR, _many(STL_504), notes=(_ROLLING,)),
     _recipe("fsl-figure-5-emnist", "figure 5", "EMNIST, 450 clients: accuracy against classes a client",
-            MANY_EMNIST, _many(GLYPHS), notes=(_ROLLING, "FSLsyn's data are characters rendered in a cursive font.")),
+            MANY_EMNIST, _many(GLYPHS), notes=(_ROLLING, "FSLsyn's data are characters rendered in a cursive font: `undrift data glyphs` makes the file.")),
     _recipe("fsl-figure-6-emnist", "figure 6", "EMNIST, 45 clients: no pre-training", FEW_EMNIST,
             _against_classes(False, (1.0,))),
     _recipe("fsl-figure-6-cifar10", "figure 6", "CIFAR-10, 10 clients: no pre-training", FEW_CIFAR,

@@ -42,7 +42,8 @@ def _cuts(cuts: tuple[int, ...], r: float = 0.9) -> tuple[Arm, ...]:
 def _recipe(figures: str, title: str, arms: tuple[Arm, ...], metrics: tuple[str, ...] = METRICS, **more: Any) -> Recipe:
     base = merged(BASE, more.pop("base", {}))
     name = f"minibatch-sfl-figure{'s' * ('-' in figures)}-{figures}"
-    where = f"figure{'s' * ('-' in figures)} {figures.replace('-', ', ')}"
+    numbers = figures.removesuffix("-cut")
+    where = f"figure{'s' * ('-' in numbers)} {numbers.replace('-', ', ')}"
     return Recipe(name, PAPER, where, title, base, arms, metrics, notes=(_ROUNDS, *more.pop("notes", ())), **more)
 
 

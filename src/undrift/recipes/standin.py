@@ -14,7 +14,7 @@ import numpy as np
 
 FORMS = {"cifar10": (32, 3, 10), "cifar100": (32, 3, 100), "stl10": (32, 3, 10), "fashion-mnist": (28, 1, 10),
          "mnist": (28, 1, 10), "emnist": (28, 1, 47)}  # fmt: skip
-TEST = 60
+TEST = 20
 
 
 def stand_in(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -32,6 +32,7 @@ def stand_in(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     for key in ("split", "root", "limit"):
         data.pop(key, None)
     data |= {"name": "npz", "path": str(path.absolute())}
+    out["partition"]["min_samples"] = 1
     server = out.get("server_data")
     if server and server.get("source") == "file":
         out["server_data"] = {"source": "balanced", "size": classes}

@@ -1,0 +1,81 @@
+"""Every recipe is well formed and runs at the smallest scale, on made-up data of the right form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from undrift.errors import ConfigError
+from undrift.recipes import RECIPES, Recipe, recipe_of
+from undrift.recipes.estimate import planned_runs, seconds_of
+from undrift.recipes.evidence import evidence_of
+from undrift.recipes.metrics import title
+from undrift.recipes.recipe import full_label
+from undrift.recipes.run import Options, reproduce
+from undrift.recipes.tables import results_page
+
+TINY = {"train.rounds": 1, "train.cohort": 2, "train.local_steps": 1, "train.batch_size": 4, "train.eval_every": 1}
+
+
+def few_arms(recipe: Recipe) -> Recipe:
+    """One arm of each algorithm, the first."""
+    first = {arm.algorithm: arm for arm in reversed(recipe.arms)}
+    return replace(recipe, arms=tuple(replace(arm, tuned_with=None) for arm in list(first.values())[-2:]))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_runs_at_the_smallest_scale(name: str, tmp_path: Path) -> None:
+    recipe = few_arms(recipe_of(name))
+    changed = dict(TINY) if recipe.base["train"].get("cohort") or "ratio" in recipe.base["partition"] else {
+        key: value for key, value in TINY.items() if key != "train.cohort"}  # fmt: skip
+    options = Options(tmp_path / "runs", scale=0.0001, seeds=1, tune=False, jobs=1, changed=changed, stand_in=True)
+    outcome = reproduce(recipe, options)
+    assert not outcome.failures
+    evidence = evidence_of(outcome, "undrift reproduce")
+    assert evidence["scaled"]
+    assert evidence["stand_in"]
+    assert not evidence["missing"]
+    assert "made-up data" in results_page([evidence])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_is_well_formed(name: str, tmp_path: Path) -> None:
+    recipe = recipe_of(name)
+    labels = [full_label(arm) for arm in recipe.arms]
+    assert len(set(labels)) == len(labels)
+    runs = planned_runs(recipe, Options(tmp_path, seeds=1))
+    assert len(runs) >= len(recipe.arms)
+    for arm in recipe.arms:
+        assert set(arm.paper) <= set(recipe.metrics), arm.label
+        assert set(arm.sweep) <= set(arm.settings), f"{arm.label}: a swept key needs a value for when it is not swept"
+        assert arm.tuned_with is None or recipe.arm(arm.group, arm.tuned_with)
+    assert all(title(metric) for metric in recipe.metrics)
+
+
+def test_all_that_was_asked_for_is_there() -> None:
+    wanted = {
+        "FSL (journal)": ["table I", *(f"figure {n}" for n in (1, 2, 5, 6, 7, 8, 9, 10, 11))],
+        "FSL (conference)": [f"figure {n}" for n in range(1, 7)],
+        "FedPVR": ["table 2", "table 3", *(f"figure {n}" for n in range(1, 6))],
+        "FedADC": ["figure 1", "figure 2"],
+    }
+    for paper, places in wanted.items():
+        assert {r.where for r in RECIPES.values() if r.paper == paper} == set(places)
+    split = " ".join(r.where for r in RECIPES.values() if r.paper == "MiniBatch-SFL")
+    numbers = {int(word) for word in split.replace(",", " ").split() if word.isdigit()}
+    assert numbers == set(range(2, 15))
+
+
+def test_an_unknown_recipe_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match="fsl-table-1"):
+        recipe_of("fsl-table-l")
+
+
+def test_estimate_grows_with_the_rounds(tmp_path: Path) -> None:
+    recipe = recipe_of("fsl-table-1")
+    short, long = (
+        planned_runs(recipe, Options(tmp_path, rounds=rounds, seeds=1, tune=False))[0].config for rounds in (10, 100)
+    )
+    assert 0 < seconds_of(short) < seconds_of(long)

@@ -1,0 +1,130 @@
+"""Carrying recipes out: tuning, resuming, budgets, missing runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from undrift.errors import ConfigError
+from undrift.recipes.evidence import evidence_of, write_evidence
+from undrift.recipes.recipe import Arm, Recipe, Tuning
+from undrift.recipes.run import Options, finished, planned, reproduce
+from undrift.recipes.tables import result_rows, results_page
+
+BASE: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "partition": {"scheme": "classes", "clients": 10, "classes": 2},
+    "server_data": {"source": "balanced", "size": 20},
+    "model": {"name": "linear"},
+    "train": {"rounds": 3, "cohort": 2, "batch_size": 20, "lr": 0.1},
+}
+TOY = Recipe(
+    "toy", "a paper", "table 0", "digits", BASE,
+    (
+        Arm("FSL", "fsl", {"train.lr": 0.1}, {"train.lr": (1e-6, 0.1)}, {"rounds_to:0.5": 2, "rolling_accuracy": 0.9999}),
+        Arm("FSL again", "fsl", {"train.lr": 1e-6}, {"train.lr": (1e-6, 0.1)}, tuned_with="FSL"),
+        Arm("FedAvg", "fedavg", {}, {}, {"rolling_accuracy": None}),
+    ),
+    ("rounds_to:0.5", "rolling_accuracy", "ratio:FedAvg:rounds_to:0.2", "gain:FedAvg:rolling_accuracy", "megabytes"),
+    seeds=2, tuning=Tuning(rounds=2, validation=0.2),
+)  # fmt: skip
+
+
+def options(out: Path, **more: Any) -> Options:
+    return Options(out, **({"jobs": 1} | more))
+
+
+def test_tuning_is_decided_on_validation_data_and_shared(tmp_path: Path) -> None:
+    outcome = reproduce(TOY, options(tmp_path, seeds=1))
+    assert outcome.chosen["FSL"].setting == {"train.lr": 0.1}
+    assert outcome.chosen["FSL again"].setting == {"train.lr": 0.1}
+    tuned, final = tmp_path / "FSL" / "tuning" / "lr=0.1" / "seed0", tmp_path / "FSL" / "lr=0.1" / "seed0"
+    assert "validation_accuracy" in (tuned / "metrics.jsonl").read_text()
+    assert "validation_accuracy" not in (final / "metrics.jsonl").read_text()
+    tried = evidence_of(outcome, "x")["arms"][0]["tried"]
+    assert [entry["setting"] for entry in tried] == [{"train.lr": 1e-6}, {"train.lr": 0.1}]
+
+
+def test_a_fixed_setting_is_not_tuned(tmp_path: Path) -> None:
+    outcome = reproduce(TOY, options(tmp_path, seeds=1, only=("FSL",), fixed={"FSL": {"train.lr": 0.05}}))
+    assert outcome.chosen["FSL"].setting == {"train.lr": 0.05}
+    assert outcome.chosen["FSL"].how == "given"
+    assert not (tmp_path / "FSL" / "tuning").exists()
+
+
+def test_finished_runs_are_used_again_wherever_the_data_lie(tmp_path: Path) -> None:
+    once = options(tmp_path, seeds=1, tune=False, only=("FedAvg",))
+    run = reproduce(TOY, once).runs["FedAvg"][0]
+    path = run.out / "config.toml"
+    path.write_text(path.read_text().replace('name = "digits"', 'name = "digits"\nroot = "/elsewhere"'))
+    before = (run.out / "metrics.jsonl").stat().st_mtime_ns
+    reproduce(TOY, once)
+    assert (run.out / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def test_another_run_in_the_folder_is_refused(tmp_path: Path) -> None:
+    once = options(tmp_path, seeds=1, tune=False, only=("FedAvg",))
+    reproduce(TOY, once)
+    with pytest.raises(ConfigError, match=r"train\.rounds"):
+        reproduce(TOY, replace(once, rounds=5))
+
+
+def test_a_run_that_was_evaluated_more_often_will_do(tmp_path: Path) -> None:
+    reproduce(TOY, options(tmp_path, seeds=1, tune=False, only=("FedAvg",)))
+    coarse = replace(TOY, base={**BASE, "train": {**BASE["train"], "eval_every": 3}})
+    assert finished(planned(coarse, options(tmp_path), TOY.arms[2], {}, 0))
+
+
+def test_no_budget_no_run_and_missing_is_said(tmp_path: Path) -> None:
+    outcome = reproduce(TOY, options(tmp_path, budget=0))
+    assert not list(tmp_path.rglob("summary.json"))
+    evidence = evidence_of(outcome, "undrift reproduce toy")
+    assert len(evidence["missing"]) == 6
+    assert {row[4] for row in result_rows(evidence)} == {"missing"}
+    assert "Missing runs (6)" in results_page([evidence])
+
+
+def test_a_second_call_makes_what_is_missing(tmp_path: Path) -> None:
+    reproduce(TOY, options(tmp_path, seeds=1, tune=False))
+    outcome = reproduce(TOY, options(tmp_path, seeds=2, tune=False))
+    assert not evidence_of(outcome, "x")["missing"]
+    assert len(outcome.runs["FedAvg"]) == 2
+
+
+def test_a_failure_is_told_and_shows_as_missing(tmp_path: Path) -> None:
+    broken = replace(TOY, arms=(*TOY.arms[2:], Arm("broken", "fedavg", {"train.cohort": 999})))
+    outcome = reproduce(broken, options(tmp_path, seeds=1))
+    assert "999" in outcome.failures["broken/as-given/seed0"]
+    assert evidence_of(outcome, "x")["missing"] == ["broken/as-given/seed0"]
+
+
+def test_evidence_holds_no_places_and_all_numbers(tmp_path: Path) -> None:
+    outcome = reproduce(TOY, options(tmp_path / "runs", seeds=2, tune=False))
+    path = write_evidence(evidence_of(outcome, "undrift reproduce toy"), tmp_path / "results")
+    text = path.read_text()
+    assert path.name == "toy.json"
+    assert str(tmp_path) not in text
+    evidence = json.loads(text)
+    assert evidence["versions"]["undrift"]
+    assert [run["seed"] for run in evidence["arms"][0]["runs"]] == [0, 1]
+    ours = {arm["label"]: arm["ours"] for arm in evidence["arms"]}
+    assert ours["FedAvg"]["gain:FedAvg:rolling_accuracy"]["mean"] == 0
+    values = [run["metrics"]["rolling_accuracy"] for run in evidence["arms"][0]["runs"]]
+    assert ours["FSL"]["rolling_accuracy"]["mean"] == pytest.approx(sum(values) / 2)
+
+
+def test_a_scaled_result_is_labelled(tmp_path: Path) -> None:
+    outcome = reproduce(TOY, options(tmp_path, seeds=1, tune=False, scale=0.5, only=("FedAvg",)))
+    evidence = evidence_of(outcome, "x")
+    assert evidence["scaled"]
+    assert write_evidence(evidence, tmp_path / "r").name == "toy.scaled.json"
+    assert "**Scaled**" in results_page([evidence])
+
+
+def test_an_unknown_arm_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there are: FSL; FSL again; FedAvg"):
+        reproduce(TOY, options(tmp_path, only=("FedProx",)))

@@ -1,0 +1,168 @@
+"""The engine of a real federation: a round's jobs as messages to sites, their answers checked one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from undrift.data.dataset import rows
+from undrift.engines.base import Lost, Pending, Serial
+from undrift.errors import RunError
+from undrift.federation import Federation
+from undrift.flower.messages import RefusedError, check, check_counts, meta_of, pack, vector_of
+from undrift.flower.wire import Wire
+from undrift.rule import Chain
+from undrift.tree import Tree, leaves
+from undrift.worker import Cast, Job, Outcome, Work, Worker
+
+Answer = RecordDict | str
+"""What a site answered, or why there is no answer."""
+
+
+class Exchange(Protocol):
+    """Sends messages to sites and collects their answers."""
+
+    def ask(self, what: str, contents: Mapping[str, RecordDict], timeout: float) -> dict[str, Answer]:
+        """One message to each of some sites, by name; waits at most ``timeout`` seconds."""
+        ...
+
+    def await_sites(self, names: Sequence[str], enough: int, timeout: float) -> list[str]:
+        """Wait until ``enough`` of these sites are connected; returns those that are."""
+        ...
+
+
+@dataclass(frozen=True)
+class AtSites(Chain):
+    """A rule whose clients keep their memory themselves: all that the server keeps is the round it is from.
+
+    So the store and its checkpoints hold, for each client, the last round that was accepted, and a run that
+    goes back to a checkpoint asks every site for its memory of that round.
+    """
+
+    def init_client(self, x: Tensor) -> Tree:
+        """A ticket: no round yet."""
+        return {"round": torch.zeros(1, dtype=torch.int64)} if leaves(super().init_client(x)) else {}
+
+
+@dataclass
+class Terms:
+    """What a run on sites needs to know besides the work."""
+
+    run: str
+    sites: tuple[str, ...]
+    settings: str
+    task: str
+    wire: Wire
+    min_sites: int = 1
+    timeout: float = 600.0
+    safe: Callable[[], int] = field(default=lambda: 1 << 62)
+    """The last round that the server cannot go back behind."""
+
+
+class Flower:
+    """Clients at sites; evaluation in this process, on the server's own data."""
+
+    def __init__(self, work: Work, worker: Worker, exchange: Exchange, terms: Terms) -> None:
+        self.federation, self.exchange, self.terms = work.federation, exchange, terms
+        self.serial = Serial(work, worker)
+        self.last: dict[int, int] = {}
+        self._informed: set[int] = set()
+
+    def clients(self, cast: Cast, jobs: Sequence[Job]) -> Iterator[Outcome | Lost]:
+        """Send a round's jobs to their sites; who does not answer in time, or not as it must, is lost."""
+        terms, names = self.terms, [self.terms.sites[job.client] for job in jobs]
+        here = set(terms_wait(self.exchange, names, min(terms.min_sites, len(names)), terms.timeout))
+        vector = torch.empty(terms.wire.down.size, dtype=cast.x.dtype)
+        terms.wire.down.pack({"x": cast.x, "buffers": cast.buffers, "down": cast.down}, vector)
+        present = {name: job for name, job in zip(names, jobs, strict=True) if name in here}
+        answers = self._share(present)
+        ready = {name: job for name, job in present.items() if name not in answers}
+        contents = {name: pack(self._meta(cast, job), vector) for name, job in ready.items()}
+        answers |= self.exchange.ask("train", contents, terms.timeout)
+        heard = 0
+        for name, job in zip(names, jobs, strict=True):
+            out = self._checked(cast, job, name, answers.get(name, "is not connected"))
+            if isinstance(out, Outcome):
+                heard += 1
+                self.last[job.client] = cast.round
+            yield out
+        if heard < terms.min_sites and heard < len(jobs):
+            raise RunError(
+                f"round {cast.round}: {heard} of {len(jobs)} sites gave an update that counts, "
+                f"engine.min_sites = {terms.min_sites} are needed; --resume goes on when they are back"
+            )
+
+    def _meta(self, cast: Cast, job: Job) -> dict[str, int | float | str]:
+        terms = self.terms
+        return {
+            "run": terms.run, "round": cast.round, "lr": cast.lr, "client": job.client,
+            "clients": len(self.federation), "accepted": int(job.kept["round"]) if job.kept else 0,
+            "safe": terms.safe(), "shared": self.federation.extra_size, "settings": terms.settings,
+            "task": terms.task,
+        }  # fmt: skip
+
+    def _checked(self, cast: Cast, job: Job, name: str, answer: Answer) -> Outcome | Lost:
+        try:
+            return self._outcome(cast, job, answer)
+        except RefusedError as error:
+            return Lost(job.client, f"site {name}: {error}")
+
+    def _outcome(self, cast: Cast, job: Job, answer: Answer) -> Outcome:
+        if isinstance(answer, str):
+            raise RefusedError(answer)
+        meta = meta_of(answer, run=str, round=int, client=int, loss=float, visits=int, steps=int)
+        check(meta, run=self.terms.run, round=cast.round, client=job.client)
+        check_counts(meta)
+        tree = self.terms.wire.up.unpack(vector_of(answer, self.terms.wire.up.size, cast.x.dtype).to(cast.x.device))
+        kept = {"round": torch.tensor([cast.round])} if job.kept else {}
+        return Outcome(
+            job.client, tree["delta"], tree["buffers"], tree["up"], kept, meta["loss"], meta["visits"],
+            meta["steps"],
+        )  # fmt: skip
+
+    def _share(self, jobs: Mapping[str, Job]) -> dict[str, Answer]:
+        """Send the server's shared data to those who have not had them from us; returns who refused."""
+        if not self.federation.extra_size:
+            return {}
+        fresh = {name: job.client for name, job in jobs.items() if job.client not in self._informed}
+        contents = {name: self._shared(self.federation, client) for name, client in fresh.items()}
+        answers = self.exchange.ask("share", contents, self.terms.timeout)
+        refused: dict[str, Answer] = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
+        self._informed.update(client for name, client in fresh.items() if name not in refused)
+        return refused
+
+    def _shared(self, federation: Federation, client: int) -> RecordDict:
+        index = torch.from_numpy(federation.rows(client)[-federation.extra_size :])
+        x, labels = rows(federation.x, index).contiguous(), federation.y[index]
+        meta = {"run": self.terms.run, "task": self.terms.task, "labels": labels.tolist()}
+        return pack(meta, x.float().reshape(-1))
+
+    def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
+        """Evaluate at once, here."""
+        return self.serial.evaluate(x, buffers)
+
+    def finish(self) -> None:
+        """The run is complete: tell the sites which of their memories counts for good."""
+        contents = {
+            self.terms.sites[client]: pack({"run": self.terms.run, "accepted": round})
+            for client, round in self.last.items()
+        }
+        here = self.exchange.await_sites(list(contents), 0, 0.0)
+        self.exchange.ask("commit", {n: c for n, c in contents.items() if n in here}, 30.0)
+
+    def close(self) -> None:
+        """Nothing to give back; the connection belongs to who opened it."""
+
+
+def terms_wait(exchange: Exchange, names: Sequence[str], enough: int, timeout: float) -> list[str]:
+    """The sites that are there, once enough of them are."""
+    here = exchange.await_sites(names, enough, timeout)
+    if len(here) < enough:
+        missing = ", ".join(sorted(set(names) - set(here)))
+        raise RunError(f"after {timeout:g} s {len(here)} of {enough} sites are connected; missing: {missing}")
+    return here

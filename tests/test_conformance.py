@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from torch import Tensor, nn
 
 import undrift as ud
 from undrift import models
+from undrift.assemble import run_config, work_of
+from undrift.cli import main
+from undrift.config import read
 from undrift.errors import ConfigError
 from undrift.federation import from_clients
 from undrift.files import read_lines
@@ -338,42 +343,73 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "workers", "checkpoint"),
-    [("scaffold", 0, 0), ("fedadc+ds+fsl", 2, 0.02), ("feddyn", 2, 0)],
-)
-def test_kill_minus_nine_at_random_moments(algorithm: str, workers: int, checkpoint: float, tmp_path: Path) -> None:
-    """A real process, killed twice at moments drawn from a seed and resumed, against an uninterrupted run."""
-    from undrift.assemble import run_config
-    from undrift.config import read
+def forked(*arguments: str | Path) -> ForkProcess:
+    """The command in a process of its own, without the seconds that importing takes."""
 
+    def child() -> None:
+        os.setsid()
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        sys.argv = ["undrift", *map(str, arguments)]
+        main()
+
+    process = get_context("fork").Process(target=child)
+    process.start()
+    return process
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "workers", "checkpoint", "kills"),
+    [
+        ("scaffold", 0, 0, 4), ("scaffold", 2, 0.02, 4), ("fedadc+ds+fsl", 2, 0.02, 3),
+        ("feddyn", 0, 0, 3), ("fedpvr+slowmo", 0, 0.02, 3),
+    ],
+)  # fmt: skip
+def test_kill_minus_nine_at_random_moments(
+    algorithm: str, workers: int, checkpoint: float, kills: int, tmp_path: Path
+) -> None:
+    """Processes killed at moments drawn from a seed and resumed, against an uninterrupted run."""
     path = tmp_path / "config.toml"
-    path.write_text(CONFIG.format(algorithm=algorithm, workers=workers, checkpoint=checkpoint, rounds=36))
+    path.write_text(CONFIG.format(algorithm=algorithm, workers=workers, checkpoint=checkpoint, rounds=40))
     run_config(read(path, ["engine.workers=0", "engine.checkpoint_seconds=10"]), tmp_path / "whole")
     draw = random.Random(f"{algorithm} {workers}")
-    out, kills = tmp_path / "killed", 0
-    for _ in range(2):
+    out, killed = tmp_path / "killed", 0
+    for _ in range(kills):
         resume = ["--resume"] if (out / "config.toml").exists() else []
-        process = subprocess.Popen(
-            command("run", path, "--out", out, "--quiet", *resume), env=environment(), start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        done = rounds_in(out)
-        target = done + draw.randrange(3, 14)
-        for _ in patience(30):
-            if rounds_in(out) >= target or process.poll() is not None:
-                break
-        time.sleep(draw.random() * 0.02)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            kills += 1
-        process.communicate()
-    assert kills == 2
-    finished = subprocess.run(
-        command("run", path, "--out", out, "--quiet", "--resume"), env=environment(), capture_output=True, text=True
-    )
-    assert finished.returncode == 0, finished.stderr
+        process = forked("run", path, "--out", out, "--quiet", *resume)
+        kill_after(process.pid, rounds_in(out) + draw.randrange(2, 9), draw.random() * 0.02, out, process.is_alive)
+        process.join()
+        killed += process.exitcode == -signal.SIGKILL
+    assert killed == kills
+    last = forked("run", path, "--out", out, "--quiet", "--resume")
+    last.join()
+    assert last.exitcode == 0
     assert_same_folders(out, tmp_path / "whole")
+
+
+def kill_after(pid: int | None, target: int, pause: float, out: Path, alive: Callable[[], bool]) -> None:
+    """Kill a process and its workers a moment after it has made so many rounds (or none, if it never gets there)."""
+    for _ in patience(60):
+        if rounds_in(out) >= target or not alive():
+            break
+    time.sleep(pause)
+    if alive() and pid is not None:
+        os.killpg(pid, signal.SIGKILL)
+
+
+def test_kill_minus_nine_of_the_command_itself(tmp_path: Path) -> None:
+    """The installed program, killed once, against a run in this process: two programs, the same bits."""
+    path = tmp_path / "config.toml"
+    path.write_text(CONFIG.format(algorithm="scaffold+fsl", workers=2, checkpoint=0, rounds=20))
+    run_config(read(path, ["engine.workers=0"]), tmp_path / "whole")
+    start = command("run", path, "--out", tmp_path / "killed", "--quiet")
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment()}
+    process = subprocess.Popen(start, start_new_session=True, **quiet)
+    kill_after(process.pid, 6, 0.005, tmp_path / "killed", lambda: process.poll() is None)
+    assert process.wait() == -signal.SIGKILL
+    assert rounds_in(tmp_path / "killed") < 20
+    assert subprocess.run([*start, "--resume"], **quiet).returncode == 0
+    assert_same_folders(tmp_path / "killed", tmp_path / "whole")
 
 
 def rounds_in(folder: Path) -> int:
@@ -390,9 +426,6 @@ def patience(seconds: float) -> Iterator[None]:
 
 
 def test_partitions_and_cohorts_do_not_depend_on_the_algorithm(tmp_path: Path) -> None:
-    from undrift.assemble import work_of
-    from undrift.config import read
-
     path = tmp_path / "config.toml"
     path.write_text(CONFIG.format(algorithm="fedavg", workers=0, checkpoint=10, rounds=20))
     plain = work_of(read(path))

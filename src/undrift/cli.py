@@ -23,6 +23,7 @@ from undrift.data_cli import app as data_app
 from undrift.demo import ALGORITHMS, CONFIG, SEEDS
 from undrift.display import Meter, console, note_of
 from undrift.errors import ConfigError, InputError, UndriftError
+from undrift.federation_cli import app as federation_app
 from undrift.recipes_cli import recipes, reproduce_, results_
 
 app = typer.Typer(
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.command()(conformal)
 app.command()(cuts)
 app.add_typer(data_app, name="data", help="Data sets: what there is, fetch one, verify the files.")
+app.add_typer(federation_app, name="federation", help="Real sites that keep their data, on Flower.")
 app.command(name="recipes")(recipes)
 app.command(name="reproduce")(reproduce_)
 app.command(name="results")(results_)

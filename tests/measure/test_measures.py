@@ -188,9 +188,11 @@ def digits(**measure: Any) -> dict[str, Any]:
     }
 
 
-def test_measures_leave_the_bits_of_a_run_unchanged(tmp_path: Path) -> None:
-    run_config(parse(digits()), tmp_path / "off")
-    on = run_config(parse(digits(**ALL)), tmp_path / "on")
+@pytest.mark.parametrize("algorithm", ["fedpvr+fsl", "fedavg", "minibatch-sfl", "sfl-v2"])
+def test_measures_leave_the_bits_of_a_run_unchanged(tmp_path: Path, algorithm: str) -> None:
+    off = digits() | {"algorithm": {"name": algorithm}}
+    run_config(parse(off), tmp_path / "off")
+    on = run_config(parse(off | {"measure": ALL}), tmp_path / "on")
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("off", "on")]
     assert files[0] == files[1]
     assert on.history[2].keys() >= {"drift", "updates", "cka", "gradients", "classes", "clients"}

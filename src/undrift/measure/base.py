@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +50,19 @@ class Periodic:
     def tell(self, round: int, server: Server) -> Record:
         """The numbers of this round; ``server`` is the model after it."""
         raise NotImplementedError
+
+    @contextmanager
+    def loaded(self, x: Tensor, buffers: Tensor) -> Iterator[None]:
+        """The run's model with other weights, in evaluation mode; everything is put back afterwards."""
+        model = self.worker.model
+        before, training = (model.weights.clone(), model.buffers.clone()), model.module.training
+        model.load(x, buffers)
+        self.worker.mode(training=False)
+        try:
+            yield
+        finally:
+            model.load(*before)
+            self.worker.mode(training)
 
     @property
     def federation(self) -> Federation:

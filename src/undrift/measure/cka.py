@@ -91,8 +91,9 @@ class Cka(Periodic):
 
     def see(self, outcome: Outcome, weight: float, x: Tensor) -> None:
         """Keep the kernels of a client's features."""
-        self.worker.model.load(x + outcome.delta, outcome.buffers)
-        for name, kernels in self._features().items():
+        with self.loaded(x + outcome.delta, outcome.buffers):
+            found = self._features()
+        for name, kernels in found.items():
             self._kernels.setdefault(name, []).append(_stacked(kernels))
 
     def tell(self, round: int, server: Server) -> Record:
@@ -103,7 +104,6 @@ class Cka(Periodic):
     def _features(self) -> dict[str, list[Tensor]]:
         assert self._data is not None
         kernels: dict[str, list[Tensor]] = {name: [] for name in self._names}
-        self.worker.model.module.eval()
         with torch.inference_mode(), _hooks(self.worker.model.module, self._names) as caught:
             for chunk in torch.split(self._data[0], BATCH):
                 if len(chunk) > 3:

@@ -22,10 +22,9 @@ BATCH = 200
 
 
 def outputs(worker: Worker, data: Pair, index: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-    """(outputs, labels) of the loaded model, chunk by chunk, in evaluation mode."""
+    """(outputs, labels) of the loaded model, chunk by chunk."""
     x, labels = data
     index = torch.arange(len(labels)) if index is None else index
-    worker.model.module.eval()
     with torch.inference_mode():
         for chunk in torch.split(index, BATCH):
             yield worker.model.module(rows(x, chunk).to(worker.work.device)).float().cpu(), labels[chunk].cpu()
@@ -43,13 +42,13 @@ class ClassAccuracy(Periodic):
 
     def tell(self, round: int, server: Server) -> Record:
         """``{"classes": [accuracy of class 0, …]}``, None for a class without test samples."""
-        self.worker.model.load(server.x, server.buffers)
         right = total = torch.empty(0)
-        for out, labels in outputs(self.worker, self.test_data("classes")):
-            if not len(total):
-                right, total = torch.zeros(out.shape[1]), torch.zeros(out.shape[1])
-            total += torch.bincount(labels, minlength=out.shape[1])
-            right += torch.bincount(labels[out.argmax(1) == labels], minlength=out.shape[1])
+        with self.loaded(server.x, server.buffers):
+            for out, labels in outputs(self.worker, self.test_data("classes")):
+                if not len(total):
+                    right, total = torch.zeros(out.shape[1]), torch.zeros(out.shape[1])
+                total += torch.bincount(labels, minlength=out.shape[1])
+                right += torch.bincount(labels[out.argmax(1) == labels], minlength=out.shape[1])
         return {"classes": [float(r / t) if t else None for r, t in zip(right, total, strict=True)]}
 
 
@@ -65,13 +64,14 @@ class ClientAccuracy(Periodic):
 
     def tell(self, round: int, server: Server) -> Record:
         """``{"clients": {"mean": …, "min": …, "std": …, "each": [client 0, …]}}``."""
-        self.worker.model.load(server.x, server.buffers)
-        pool = (self.federation.x, self.federation.y)
-        each = []
-        for client in range(len(self.federation)):
-            index = torch.from_numpy(self.federation.rows(client))
-            right = sum(int((out.argmax(1) == labels).sum()) for out, labels in outputs(self.worker, pool, index))
-            each.append(right / len(index))
+        with self.loaded(server.x, server.buffers):
+            each = [self._accuracy(client) for client in range(len(self.federation))]
         return {
             "clients": {"mean": statistics.fmean(each), "min": min(each), "std": statistics.pstdev(each), "each": each}
         }
+
+    def _accuracy(self, client: int) -> float:
+        pool = (self.federation.x, self.federation.y)
+        index = torch.from_numpy(self.federation.rows(client))
+        right = sum(int((out.argmax(1) == labels).sum()) for out, labels in outputs(self.worker, pool, index))
+        return right / len(index)

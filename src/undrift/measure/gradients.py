@@ -14,7 +14,7 @@ and corrects drift well when ``xi^2`` is small against ``G^2``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,9 @@ from torch import Tensor
 from undrift.measure.base import Periodic, Record
 
 if TYPE_CHECKING:
+    from undrift.federation import Pair
     from undrift.round import Server
-    from undrift.worker import Worker
+    from undrift.worker import Work, Worker
 
 
 @dataclass(frozen=True)
@@ -86,27 +87,24 @@ def dissimilarity(gradients: Iterable[tuple[Tensor, float]]) -> tuple[Tensor, fl
     return first + weighted, max(g2, 0.0)
 
 
-def gradients_at(
-    worker: Worker, x: Tensor, buffers: Tensor, pick: Callable[[int], Tensor] | None = None, server: int | None = None
-) -> Gradients:
-    """Gradients at ``x``, streamed over all clients; ``pick(client)`` names rows where not all are to be used.
+Group = tuple[Tensor, float]
+"""Rows of the pooled data that make one client, and its weight."""
 
-    ``server``: at most so many of the server's samples.
-    """
-    work = worker.work
-    pool, plan = (work.federation.x, work.federation.y), work.plan
 
-    def each() -> Iterable[tuple[Tensor, float]]:
-        for client in range(len(work.federation)):
-            index = torch.from_numpy(work.federation.rows(client)) if pick is None else pick(client)
-            yield worker.gradient_of(pool, x, buffers, index), plan.weight(work.federation.size(client))
+def clients_of(work: Work) -> list[Group]:
+    """Every client's rows and weight."""
+    federation = work.federation
+    return [
+        (torch.from_numpy(federation.rows(client)), work.plan.weight(federation.size(client)))
+        for client in range(len(federation))
+    ]
 
-    whole, g2 = dissimilarity(each())
-    own = None
-    if (data := work.federation.server) is not None:
-        index = torch.arange(min(server or len(data[1]), len(data[1])))
-        own = worker.gradient_of(data, x, buffers, index).double()
-    return Gradients(whole, g2, own)
+
+def gradients_at(worker: Worker, x: Tensor, buffers: Tensor, groups: Sequence[Group], server: Pair | None) -> Gradients:
+    """Gradients at ``x``, streamed over the clients, and on the server's data."""
+    pool = (worker.work.federation.x, worker.work.federation.y)
+    whole, g2 = dissimilarity((worker.gradient_of(pool, x, buffers, rows), weight) for rows, weight in groups)
+    return Gradients(whole, g2, None if server is None else worker.gradient_of(server, x, buffers).double())
 
 
 @dataclass
@@ -120,7 +118,9 @@ class GradientMeasure(Periodic):
 
     def tell(self, round: int, server: Server) -> Record:
         """``{"gradients": {"G2": …, "norm2": …}}``, with server data ``xi2``, ``server_norm2``, ``cosine`` too."""
-        found = gradients_at(self.worker, server.x, server.buffers)
+        found = gradients_at(
+            self.worker, server.x, server.buffers, clients_of(self.worker.work), self.federation.server
+        )
         record: Record = {"G2": found.g2, "norm2": square(found.whole)}
         if found.server is not None:
             record |= {"xi2": found.xi2, "server_norm2": square(found.server), "cosine": found.cosine}

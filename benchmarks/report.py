@@ -95,14 +95,16 @@ def write_readme(folder: Path) -> None:
 HEAD = """# Benchmarks
 
 Made by `make bench` (`benchmarks/run.py`). All systems do the same work on the same data (a smooth random
-prototype for each class, plus noise), one after the other, with the same limit on threads. Seconds a round:
-median over the rounds after the first two, then over repetitions; quartiles over all counted rounds. Where the work
-has evaluations, over windows of as many rounds as lie between two of them. Start-up: from the start of
-the process to the end of the first round, less one round. CPU: what all processes together used, waiting in
-spin loops included; on a machine that others use too, the figure to look at. Memory: peak of the whole process tree, pages
-shared by several processes counted once (PSS, sampled every second); resident sizes simply added up are in the JSON
-files. Final loss: in evaluation mode, on the same 2,000 training samples; `differs` marks a system whose loss fell by
-more than 25 % more or less than the median system's, or whose model has another size.
+prototype for each class, plus noise), one after the other, with the same limit on threads.
+
+- **Seconds a round**: median over the rounds after the first two, then over repetitions; quartiles over all counted
+  rounds. Where the work has evaluations, over windows of as many rounds as lie between two of them.
+- **CPU**: what all processes together used, spin loops included; on a machine that others use too, look at this.
+- **Start-up**: from the start of the process to the end of the first round, less one round.
+- **Memory**: peak of the whole process tree, pages shared by several processes counted once (PSS, sampled every
+  second). Resident sizes simply added up are in the JSON files.
+- **Final loss**: in evaluation mode, on the same 2,000 training samples. `differs` marks a system whose loss fell by
+  more than 25 % more or less than the median system's, or whose model has another size.
 """
 
 
@@ -149,6 +151,9 @@ def _section(result: Result) -> str:
     ours = result["systems"].get("ours", {}).get("summary")
     for name, entry in result["systems"].items():
         found = entry.get("summary")
+        if not entry["runs"]:
+            lines.append(f"| {entry['label']} | left out: others use the machine | | | | | | |")
+            continue
         if found is None:
             lines.append(f"| {entry['label']} | failed: {entry['runs'][0]['failed']} | | | | | |")
             continue

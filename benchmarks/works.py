@@ -97,7 +97,7 @@ A = Work(
 B = Work(
     "b", "cnn-cifar, 50 of 1,000 clients x 50 samples, batch 10, 10,000 images evaluated every 10 rounds",
     {**CNN, "cohort": 50, "eval_every": 10},
-    (OURS, FLOWER, PFL_2, OURS_BF16, System(**{**vars(PFL_1), "quick": False}), LOOP_2, PFL_2P), 22, 12,
+    (OURS, FLOWER, PFL_2, OURS_BF16, PFL_1, LOOP_2, PFL_2P), 22, 12,
     (
         Bar("4x Flower, evaluation included", ("ours", "ours-bf16"), ("flower",), 4.0),
         Bar("2.2x pfl-research, evaluation included", ("ours", "ours-bf16"), PFL, 2.2),
@@ -117,7 +117,7 @@ D = Work(
         OURS, system("ours-scaffold", "ours", "undrift, SCAFFOLD", algorithm="scaffold"),
         system("pfl-2t-scaffold", "pfl_sim", "pfl-research, SCAFFOLD, 2 threads", algorithm="scaffold", threads=CORES),
         system("ours-fedadc", "ours", "undrift, FedADC", algorithm="fedadc"),
-        system("pfl-1t-scaffold", "pfl_sim", "pfl-research, SCAFFOLD, 1 thread", algorithm="scaffold", quick=False),
+        system("pfl-1t-scaffold", "pfl_sim", "pfl-research, SCAFFOLD, 1 thread", algorithm="scaffold"),
     ), 40, 12,
     (
         Bar("SCAFFOLD costs at most 10 % more than FedAvg", ("ours-scaffold",), ("ours",), 1 / 1.1),

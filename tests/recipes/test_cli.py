@@ -41,9 +41,9 @@ def test_all_dry_run_names_everything_and_makes_nothing(tmp_path: Path, monkeypa
 
 
 def test_a_recipe_from_end_to_end(tmp_path: Path) -> None:
-    words = ["reproduce", "fsl-table-1", "--stand-in", "--scale", "0.001", "--seeds", "1", "--no-tune", "--only", "FedAvg",
-             "--rounds", "1", "--jobs", "1", "--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results"), "-q"]  # fmt: skip
-    out = call(*words)
+    places = ("--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results"))
+    small = "--stand-in --scale 0.001 --seeds 1 --no-tune --only FedAvg --rounds 1 --jobs 1 -q"
+    out = call("reproduce", "fsl-table-1", *small.split(), *places)
     assert "FedAvg" in out
     assert "missing" in out
     assert (tmp_path / "results" / "fsl-table-1.stand-in.json").exists()

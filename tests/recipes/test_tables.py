@@ -24,16 +24,17 @@ ROOT = Path(__file__).parents[2]
 
 
 def evidence(**more: Any) -> dict[str, Any]:
-    arm = {
+    arm: dict[str, Any] = {
         "label": "FSL", "group": "", "algorithm": "fsl", "setting": {"train.lr": 0.02}, "chosen": "tuned", "tried": [],
         "configuration": None, "paper": {"rounds_to:0.5": 203, "rolling_accuracy": 0.6144}, "runs": [], "missing": [],
         "ours": {"rounds_to:0.5": spread([90, 110]), "rolling_accuracy": spread([0.6, 0.61])},
     }  # fmt: skip
     return {
         "recipe": "toy", "paper": "P", "where": "table 1", "title": "t", "date": "2026-01-01", "command": "undrift x",
-        "scale": 1.0, "scaled": False, "scaling": [], "stand_in": False, "metrics": ["rounds_to:0.5", "rolling_accuracy"],
-        "tuning": {}, "versions": {"undrift": "0"}, "unmeasured": [], "notes": ["A note."], "arms": [arm], "missing": [],
-        "failures": {}, **more,
+        "scale": 1.0, "scaled": False, "scaling": [], "stand_in": False,
+        "metrics": ["rounds_to:0.5", "rolling_accuracy"],
+        "tuning": {}, "versions": {"undrift": "0"}, "unmeasured": [], "notes": ["A note."], "arms": [arm],
+        "missing": [], "failures": {}, **more,
     }  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def _calibrated(name: str, norm: str, width: float, form: tuple[int, int, int], 
     """Seconds of a training step, and of evaluating one sample."""
     size, channels, classes = form
     options = {"norm": norm} if name.startswith("resnet") else {"width": width} if name == "vgg11" else {}
-    net = models.build(name, input_shape=(channels, size, size), classes=classes, **options)  # type: ignore[arg-type]
+    net = models.build(name, input_shape=(channels, size, size), classes=classes, **options)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -141,8 +141,8 @@ def _incremental(cases: tuple[tuple[int, int], ...]) -> tuple[Arm, ...]:
 
 
 def _recipe(name: str, where: str, title: str, base: Mapping[str, Any], arms: tuple[Arm, ...], **more: Any) -> Recipe:
-    more = {"metrics": (ENDED, RISE), "seeds": 3, "tuning": Tuning(rounds=100), "notes": (_ROLLING, _BATCH)} | more
-    return Recipe(name, PAPER, where, title, base, arms, **more)
+    usual: dict[str, Any] = {"metrics": (ENDED, RISE), "tuning": Tuning(rounds=100), "notes": (_ROLLING, _BATCH)}
+    return Recipe(name, PAPER, where, title, base, arms, **(usual | more))
 
 
 _SMALL_SERVER = merged(FEW_CIFAR, {"server_data": {"size": 200}})
@@ -164,7 +164,8 @@ RECIPES = (
     _recipe("fsl-figure-5-cifar10", "figure 5", "CIFAR-10, 1000 clients: accuracy against classes a client",
             MANY_CIFAR, _many(STL_504), notes=(_ROLLING,)),
     _recipe("fsl-figure-5-emnist", "figure 5", "EMNIST, 450 clients: accuracy against classes a client",
-            MANY_EMNIST, _many(GLYPHS), notes=(_ROLLING, "FSLsyn's data are characters rendered in a cursive font: `undrift data glyphs` makes the file.")),
+            MANY_EMNIST, _many(GLYPHS),
+            notes=(_ROLLING, "FSLsyn's data are rendered characters; `undrift data glyphs` makes the file.")),
     _recipe("fsl-figure-6-emnist", "figure 6", "EMNIST, 45 clients: no pre-training", FEW_EMNIST,
             _against_classes(False, (1.0,))),
     _recipe("fsl-figure-6-cifar10", "figure 6", "CIFAR-10, 10 clients: no pre-training", FEW_CIFAR,

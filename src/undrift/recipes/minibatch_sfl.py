@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from undrift.recipes.recipe import Arm, Number, Recipe, merged
@@ -21,7 +22,7 @@ SPLIT = {"MiniBatch-SFL": "minibatch-sfl", "SFL-V1": "sfl-v1", "SFL-V2": "sfl-v2
 _ROUNDS = "The number of rounds, 100, is our reading; which panel shows which number too."
 
 
-def _arms(ratios: tuple[float, ...], cut: int, best: dict[str, Number] | None = None) -> tuple[Arm, ...]:
+def _arms(ratios: tuple[float, ...], cut: int, best: Mapping[str, Number] | None = None) -> tuple[Arm, ...]:
     arms = []
     for r in ratios:
         place, group = {"partition.ratio": r}, f"r={r}"

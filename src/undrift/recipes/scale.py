@@ -8,7 +8,8 @@ With factor ``F`` below 1:
 - data: ``F`` times as many samples, at least 20 a client, so that a client keeps its number of samples as long as
   the number of clients shrinks;
 - cohort: the same share of the clients, at least 5 (or all that took part); where all took part, all do;
-- server data: ``F`` times as many, at least one a class or one contributor; files are used as they are;
+- server data: ``F`` times as many, at least one a class or one contributor (who gives no
+  more than it has); files are used as they are;
 - pre-training epochs: ``F`` times as many, at least 1; milestones move with the rounds.
 
 Everything else (model, batch, rates, local work) stays.
@@ -55,8 +56,8 @@ def _shrink(out: dict[str, Any], factor: float) -> None:
     least = math.ceil(classes / part["classes"]) if part["scheme"] == "classes" else MIN_CLIENTS
     clients = max(min(before, max(MIN_CLIENTS, least)), round(before * factor))
     part["clients"] = clients
+    limit = min(samples, max(round(samples * factor), MIN_SAMPLES * clients))
     if samples:
-        limit = min(samples, max(round(samples * factor), MIN_SAMPLES * clients))
         data["samples" if data["name"] == "synthetic" else "limit"] = limit
     if train.get("cohort") is not None:
         share = train["cohort"] / before
@@ -67,14 +68,15 @@ def _shrink(out: dict[str, Any], factor: float) -> None:
     if train.get("pretrain_epochs"):
         train["pretrain_epochs"] = max(1, round(train["pretrain_epochs"] * factor))
     if server := out.get("server_data"):
-        _shrink_server(server, factor, classes)
+        _shrink_server(server, factor, classes, limit // clients // part.get("classes", 1) * part.get("classes", 1))
 
 
-def _shrink_server(server: dict[str, Any], factor: float, classes: int) -> None:
+def _shrink_server(server: dict[str, Any], factor: float, classes: int, own: int) -> None:
     if server.get("size"):
         server["size"] = max(min(classes, server["size"]), round(server["size"] * factor))
     if server.get("contributors"):
         server["contributors"] = max(1, round(server["contributors"] * factor))
+        server["samples"] = min(server["samples"], own)
 
 
 def differences(full: Mapping[str, Any], small: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -14,7 +14,8 @@ import numpy as np
 
 FORMS = {"cifar10": (32, 3, 10), "cifar100": (32, 3, 100), "stl10": (32, 3, 10), "fashion-mnist": (28, 1, 10),
          "mnist": (28, 1, 10), "emnist": (28, 1, 47)}  # fmt: skip
-TEST = 20
+TEST, TEST_LARGE = 100, 20
+"""Test samples; fewer for a network on which they take long."""
 
 
 def stand_in(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -26,9 +27,10 @@ def stand_in(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     size, channels, classes = FORMS[data["name"]]
     classes = data.pop("classes", None) or classes
     samples = max(data.get("limit") or 0, 4 * classes, 20)
-    path = folder / f"stand-in-{size}x{size}x{channels}-{classes}-{samples}.npz"
+    tests = max(TEST_LARGE if settings["model"]["name"] == "resnet18" else TEST, classes)
+    path = folder / f"stand-in-{size}x{size}x{channels}-{classes}-{samples}-{tests}.npz"
     if not path.exists():
-        write(path, size, channels, classes, samples)
+        write(path, size, channels, classes, samples, tests)
     for key in ("split", "root", "limit"):
         data.pop(key, None)
     data |= {"name": "npz", "path": str(path.absolute())}
@@ -39,13 +41,13 @@ def stand_in(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return out
 
 
-def write(path: Path, size: int, channels: int, classes: int, samples: int) -> None:
+def write(path: Path, size: int, channels: int, classes: int, samples: int, tests: int) -> None:
     """Make the file."""
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 256, (classes, size, size, channels))
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {}
-    for part, count in (("train", samples), ("test", max(TEST, classes))):
+    for part, count in (("train", samples), ("test", tests)):
         y = np.arange(count) % classes
         noise = rng.integers(0, 256, (count, size, size, channels))
         arrays[f"x_{part}"] = ((patterns[y] + noise) // 2).astype(np.uint8)

@@ -24,7 +24,7 @@ HEAD = ("algorithm", "setting", "metric", "paper", "ours", "difference")
 
 def result_rows(evidence: Evidence) -> list[tuple[str, ...]]:
     """One row for each arm and metric."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for arm in evidence["arms"]:
         label = f"{arm['group']}: {arm['label']}" if arm["group"] else arm["label"]
         for metric in evidence["metrics"]:

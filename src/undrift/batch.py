@@ -16,7 +16,7 @@ from typing import Any
 from undrift.config import Config
 from undrift.data import DataSet
 from undrift.engines.auto import cores
-from undrift.errors import RunError, UndriftError
+from undrift.errors import InputError, RunError, UndriftError
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,26 @@ class Planned:
     out: Path
 
 
+class Refusal(str):
+    """The message of a run whose input is wrong."""
+
+
+def check(runs: Sequence[Planned], loaded: dict[str, DataSet]) -> None:
+    """Refuse wrong input before the first run starts; seeds change only draws, so one run of each setting will do."""
+    from undrift.assemble import work_of
+
+    settings = {repr(planned.config.with_(("seed", 0))): planned.config for planned in reversed(runs)}
+    for config in reversed(settings.values()):
+        work_of(config, _data(config, loaded))
+
+
 def run_many(
     runs: Sequence[Planned],
     *,
     jobs: int | None = None,
     watch: Callable[[int, str, str], None] | None = None,
     until: Callable[[], bool] = lambda: False,
+    loaded: dict[str, DataSet] | None = None,
 ) -> dict[str, str]:
     """Make (or finish) all runs; returns the failures, name -> message. No new run starts once ``until()`` is true.
 
@@ -41,7 +55,7 @@ def run_many(
     """
     waiting, under_way = deque(runs), dict[Connection, tuple[Planned, ForkProcess]]()
     failures: dict[str, str] = {}
-    loaded: dict[str, DataSet] = {}
+    loaded = {} if loaded is None else loaded
     done = 0
     try:
         while waiting or under_way:
@@ -58,8 +72,8 @@ def run_many(
                     under_way.pop(pipe)
                     process.join()
                     done += 1
-                if kind == "failed":
-                    failures[planned.name] = text
+                if kind in ("failed", "refused"):
+                    failures[planned.name] = Refusal(text) if kind == "refused" else text
                 if watch:
                     watch(done, planned.name, text)
     finally:
@@ -107,6 +121,8 @@ def _one(planned: Planned, data: DataSet, pipe: Connection) -> None:
     try:
         run_config(config, planned.out, resume=held, data=data, progress=tell)
         pipe.send(("done", "done"))
+    except InputError as error:
+        pipe.send(("refused", str(error)))
     except UndriftError as error:
         pipe.send(("failed", str(error)))
     except Exception as error:
@@ -126,4 +142,5 @@ def raise_first(failures: dict[str, str]) -> None:
     if failures:
         name, message = next(iter(failures.items()))
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-        raise RunError(f"{name}: {message}{more}")
+        kind = InputError if isinstance(message, Refusal) else RunError
+        raise kind(f"{name}: {message}{more}")

@@ -14,11 +14,13 @@ from rich.table import Table
 
 from undrift import __version__, compare
 from undrift.assemble import run_config
-from undrift.batch import Planned, raise_first, run_many
+from undrift.batch import Planned, check, raise_first, run_many
 from undrift.clock import shares
 from undrift.config import Config, parse, read
 from undrift.conformal_cli import conformal
+from undrift.diagnose_cli import diagnose
 from undrift.cuts_cli import cuts
+from undrift.data import DataSet
 from undrift.data_cli import app as data_app
 from undrift.demo import ALGORITHMS, CONFIG, SEEDS
 from undrift.display import Meter, console, note_of
@@ -35,6 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(conformal)
+app.command()(diagnose)
 app.command()(cuts)
 app.add_typer(data_app, name="data", help="Data sets: what there is, fetch one, verify the files.")
 app.add_typer(federation_app, name="federation", help="Real sites that keep their data, on Flower.")
@@ -131,6 +134,8 @@ def compare_(
     if folder.exists() and any(folder.iterdir()) and not resume:
         raise ConfigError(f"output folder {folder} is not empty; give another --out, or --resume to go on with it")
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"--algorithms {algorithms}: names joined by commas are expected, as in fedavg,scaffold")
     _compare(settings, names, seeds, compare.parse_sweep(sweep or []), folder, workers, quiet)
 
 
@@ -155,7 +160,14 @@ def make_runs(runs: Sequence[Planned], folder: Path, workers: int | None, quiet:
     """Make runs with progress on the screen."""
     try:
         with Meter("run", len(runs), quiet=quiet) as meter:
-            failures = run_many(runs, jobs=workers, watch=lambda done, name, text: meter.at(done, f"{name} {text}"))
+            loaded: dict[str, DataSet] = {}
+            check(runs, loaded)
+            failures = run_many(
+                runs,
+                jobs=workers,
+                watch=lambda done, name, text: meter.at(done, f"{name} {text}"),
+                loaded=loaded,
+            )
     except KeyboardInterrupt:
         raise _InterruptedError(
             f"finished runs are kept; go on with the same command and --out {folder} --resume"

@@ -21,7 +21,7 @@ from undrift.schedule import Kind
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class DataConfig(_Section):
@@ -285,6 +285,8 @@ def _shown(value: Any) -> str:
 
 
 def _check_choices(config: Config) -> None:
+    if isinstance(config.train.server_lr, float) and config.train.server_lr <= 0:
+        raise ConfigError(f'train.server_lr = {config.train.server_lr}: a number above 0, or "sqrt", is allowed')
     for key, value, known in (
         ("data.name", config.data.name, NAMES),
         ("partition.scheme", config.partition.scheme, SCHEMES),

@@ -247,7 +247,8 @@ class _Loop:
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
     """Ctrl-C lets the round under way finish, so that it can be saved; a second one stops at once."""
-    if threading.current_thread() is not threading.main_thread():
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored or threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
     asked: list[bool] = []

@@ -3,6 +3,7 @@
 Drift controls that compose: every algorithm is FedAvg plus rules, joined with ``+``.
 """
 
+from undrift.cuts import cut_table
 from undrift.errors import ConfigError, DataError, DivergedError, InputError, RunError, UndriftError
 from undrift.federation import Federation, from_clients
 from undrift.rule import Chain, ClientAt, FedAvg, Rule, ServerAt, chain, masked
@@ -45,7 +46,7 @@ def dsl(share: float = 1.0, **server_learning: object) -> Chain:
 
 __all__ = [
     "Chain", "ClientAt", "ConfigError", "DataError", "DivergedError", "FedAvg", "Federation", "InputError", "Result",
-    "Rule", "RunError", "ServerAt", "UndriftError", "__version__", "centralised", "chain", "ds", "dsl", "fedadc",
-    "fedavg", "feddyn", "fedprox", "fedpvr", "from_clients", "fsl", "masked", "minibatch_sfl", "scaffold", "sfl_v1",
-    "sfl_v2", "simulate", "slowmo",
+    "Rule", "RunError", "ServerAt", "UndriftError", "__version__", "centralised", "chain", "cut_table", "ds", "dsl",
+    "fedadc", "fedavg", "feddyn", "fedprox", "fedpvr", "from_clients", "fsl", "masked", "minibatch_sfl", "scaffold",
+    "sfl_v1", "sfl_v2", "simulate", "slowmo",
 ]  # fmt: skip

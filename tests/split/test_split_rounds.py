@@ -350,3 +350,15 @@ def test_names_in_configurations() -> None:
 def test_divergence_is_said() -> None:
     with pytest.raises(DivergedError, match="round 1"):
         run(net(), [(1e200 * x, y) for x, y in DATA], ud.minibatch_sfl(main_lr=1e200))
+
+
+@pytest.mark.parametrize("rule", [ud.fedadc(0.5), ud.scaffold()], ids=str)
+def test_a_large_cohort_makes_forward_passes_again_with_the_same_bits(
+    rule: ud.Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for norm in (False, True):
+        kept = run(net(norm=norm), DATA, ud.minibatch_sfl(cut=2, smashed_noise=0.1) + rule)
+        with monkeypatch.context() as patch:
+            patch.setattr("undrift.split.rounds.MEMORY", 0)
+            again = run(net(norm=norm), DATA, ud.minibatch_sfl(cut=2, smashed_noise=0.1) + rule)
+        assert gap(kept, again) == 0

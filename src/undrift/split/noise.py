@@ -18,6 +18,13 @@ class Noise:
     def __init__(self, seed: int) -> None:
         self.state = torch.Generator().manual_seed(seed).get_state()
 
+    @staticmethod
+    def at(state: Tensor) -> Noise:
+        """A stream that goes on from a state."""
+        noise = Noise(0)
+        noise.state = state
+        return noise
+
     @contextlib.contextmanager
     def drawn(self) -> Iterator[None]:
         """Go on with this stream, and put the global generator back afterwards."""

@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from undrift.engines.base import Engine
 from undrift.errors import DivergedError
@@ -30,6 +30,9 @@ from undrift.streams import stream, torch_seed
 from undrift.tree import nbytes
 from undrift.vector import FlatModel
 from undrift.worker import Cast, Outcome, Work, Worker
+
+MEMORY = 3 << 30
+"""Bytes that a cohort's models and graphs may take; above it, forward passes are made again for their gradients."""
 
 
 class SplitRounds(FullRounds):
@@ -54,6 +57,8 @@ class SplitRounds(FullRounds):
             work.loss, work.plan.weight_decay, worker.autocast, faithful=algorithm.faithful,
         )  # fmt: skip
         self._free: list[FlatModel] = []
+        self.memory = MEMORY
+        self.graph_bytes = self._graph_bytes()
         self.smashed_bytes = self._smashed_bytes()
         self.whole = algorithm.whole and not self._asks_full_gradient()
 
@@ -118,7 +123,12 @@ class SplitRounds(FullRounds):
         """From one synchronisation to the next: all steps, then the clients' updates."""
         plan = self.work.plan
         training = Training(
-            self.work.rule, cast.lr, plan.weight_decay, self.algorithm.smashed_noise, self.worker.autocast
+            self.work.rule,
+            cast.lr,
+            plan.weight_decay,
+            self.algorithm.smashed_noise,
+            self.worker.autocast,
+            recompute=self._needed(len(table.batches)) > self.memory,
         )
         seats = {
             client: self._seat(cast, walks[client], steps, tally) for client, steps in table.acting(period).items()
@@ -140,35 +150,42 @@ class SplitRounds(FullRounds):
             lambda: self._full_gradient(cast, walk.client, tally),
         )  # fmt: skip
         at.local = self.work.rule.start(at)
-        return Seat(walk, at, cast.buffers[:held], cast.buffers[held:].clone(), steps)
+        return Seat(walk, at, at.x, cast.buffers[:held], cast.buffers[held:].clone(), steps)
 
     def _turn(self, cast: Cast, seats: list[Seat], training: Training, own: Noise, rate: float, tally: Tally) -> None:
         """One step of the clients that act together, and of the main server."""
-        for seat in seats:
-            if seat.front is None:
-                self._sit_down(cast, seat)
         if not self.algorithm.joint:
             self.main.buffers.copy_(seats[0].main_buffers)
-        messages = [seat.smash(training) for seat in seats]
+        if self.algorithm.copies and not seats[0].visits:
+            self.main.weights.copy_(cast.x[self.halves.size :])
+        messages = []
+        for seat in seats:
+            self._sit(seat)
+            messages.append(seat.smash(training))
+            self._stand(seat, training.recompute)
         total = sum(seat.walk.weight for seat in seats)
         q = [seat.walk.weight / total for seat in seats]
         gradients, losses = self.main.step(messages, q, [seat.walk.noise for seat in seats], own, rate)
         if not self.algorithm.joint:
             seats[0].main_buffers.copy_(self.main.buffers)
+        if self.algorithm.copies and seats[0].left == 1:
+            seats[0].main = self.main.weights.clone()
         for seat, message, gradient, loss in zip(seats, messages, gradients, losses, strict=True):
             tally.count(message)
             tally.count(gradient)
+            self._sit(seat)
             seat.learn(gradient, loss, training)
-            if not seat.left:
-                self._free.append(seat.leave())
-                seat.main = self.main.weights.clone() if self.algorithm.copies else None
+            self._stand(seat, training.recompute or not seat.left)
 
-    def _sit_down(self, cast: Cast, seat: Seat) -> None:
-        front = self._free.pop() if self._free else FlatModel(self.halves.client, self.work.device)
-        front.module.train()
-        seat.take(front)
-        if self.algorithm.copies:
-            self.main.weights.copy_(cast.x[self.halves.size :])
+    def _sit(self, seat: Seat) -> None:
+        if seat.front is None:
+            front = self._free.pop() if self._free else FlatModel(self.halves.client, self.work.device)
+            front.module.train()
+            seat.take(front)
+
+    def _stand(self, seat: Seat, now: bool) -> None:
+        if now:
+            self._free.append(seat.leave())
 
     def _collect(self, cast: Cast, seats: list[Seat], tally: Tally) -> Totals:
         """The clients' updates, summed in the order of the cohort; counts what they send."""
@@ -186,7 +203,6 @@ class SplitRounds(FullRounds):
         return totals
 
     def _outcome(self, cast: Cast, seat: Seat, main: Tensor, main_buffers: Tensor) -> Outcome:
-        assert seat.y is not None
         up, seat.walk.kept = self.work.rule.up(seat.y, seat.at)
         y = torch.cat([seat.y, main if seat.main is None else seat.main])
         buffers = torch.cat([seat.buffers, main_buffers if self.algorithm.joint else seat.main_buffers])
@@ -249,6 +265,27 @@ class SplitRounds(FullRounds):
         at.local = rule.start(at)
         rule.up(x, at)
         return bool(asked)
+
+    def _needed(self, clients: int) -> int:
+        """About what a model and a graph for each client of a cohort take."""
+        if not self.algorithm.joint:
+            return 0
+        samples = self.work.plan.batch_size or max(self.work.federation.sizes)
+        front = 2 * self.worker.model.weights[: self.halves.size].nbytes
+        return clients * (front + int(samples) * self.graph_bytes)
+
+    def _graph_bytes(self) -> int:
+        """What autograd keeps of one sample's forward pass through the clients' part."""
+        kept: list[int] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept.append(0 if isinstance(tensor, nn.Parameter) else tensor.nbytes)
+            return tensor
+
+        self.worker.mode(training=False)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), self.worker.autocast():
+            self.halves.client(self.work.federation.x[:1].to(self.work.device))
+        return sum(kept)
 
     def _smashed_bytes(self) -> int:
         """What one sample's smashed data cost."""

@@ -18,11 +18,11 @@ from undrift.batch import Planned, check, raise_first, run_many
 from undrift.clock import shares
 from undrift.config import Config, parse, read
 from undrift.conformal_cli import conformal
-from undrift.diagnose_cli import diagnose
 from undrift.cuts_cli import cuts
 from undrift.data import DataSet
 from undrift.data_cli import app as data_app
 from undrift.demo import ALGORITHMS, CONFIG, SEEDS
+from undrift.diagnose_cli import diagnose
 from undrift.display import Meter, console, note_of
 from undrift.errors import ConfigError, InputError, UndriftError
 from undrift.federation_cli import app as federation_app

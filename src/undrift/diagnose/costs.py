@@ -1,0 +1,95 @@
+"""What candidates send, from the sizes of their real messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from undrift.config import Config
+from undrift.data import DataSet
+from undrift.diagnose.advice import Candidate
+from undrift.engines.local import outcome_like
+from undrift.models import blocks, cut
+from undrift.rule import owner_of
+from undrift.tree import nbytes
+from undrift.worker import Work, Worker
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Sent in one round by the whole cohort."""
+
+    down: int
+    up: int
+
+    @property
+    def total(self) -> int:
+        """Both ways."""
+        return self.down + self.up
+
+
+@dataclass(frozen=True)
+class SplitFit:
+    """The cheapest cut for split learning."""
+
+    cut: int
+    bytes: Bytes
+    share: float
+    """Of the parameters, at the client."""
+
+
+def configured(config: Config, candidate: Candidate) -> Config:
+    """The configuration with a candidate's algorithm; parameters that the user gave are kept."""
+    given = {name: value for name, value in config.algorithm.items() if name in candidate.name.split("+")}
+    parameters = {name: given.get(name, {}) | own for name, own in candidate.parameters.items()}
+    algorithm: dict[str, Any] = {"name": candidate.name, **given, **parameters}
+    new = config.with_(("algorithm", algorithm))
+    if owner_of(new.rule(), "the server step") is not None and new.train.server_lr != 1.0:
+        new = new.with_(("train.server_lr", 1.0))
+    return new
+
+
+def bytes_of(config: Config, data: DataSet) -> Bytes:
+    """One round's bytes, found by a dry run of the algorithm's messages."""
+    from undrift.assemble import work_of
+
+    work = work_of(config, data)
+    worker = Worker(work)
+    x, buffers = worker.model.weights, worker.model.buffers
+    down = nbytes({"x": x, "buffers": buffers, "down": work.rule.down(work.rule.init_server(x), 1)})
+    outcome = outcome_like(work, x, buffers)
+    up = nbytes({name: outcome[name] for name in ("delta", "buffers", "up")})
+    return Bytes(down * cohort(work), up * cohort(work))
+
+
+def cohort(work: Work) -> int:
+    """Clients in a round."""
+    return min(work.plan.cohort or len(work.federation), len(work.federation))
+
+
+def split_fit(work: Work) -> SplitFit | None:
+    """What split learning would send at its cheapest cut; None for models that cannot be cut."""
+    if not isinstance(work.module, nn.Sequential) or len(blocks(work.module)) < 2:
+        return None
+    fits = [_fit(work, work.module, number) for number in range(1, len(blocks(work.module)))]
+    return min(fits, key=lambda fit: fit.bytes.total)
+
+
+def _fit(work: Work, module: nn.Sequential, number: int) -> SplitFit:
+    client, _ = cut(module, number)
+    sample = work.federation.x[:2]
+    training = client.training
+    client.eval()
+    with torch.inference_mode():
+        smashed = client(sample)[0].nbytes
+    client.train(training)
+    own = sum(p.nbytes for p in client.parameters()) + sum(b.nbytes for b in client.buffers() if b.is_floating_point())
+    sizes = work.federation.sizes
+    visits = sum(work.plan.visits(int(n)) for n in sizes) / len(sizes)
+    down = cohort(work) * (own + visits * smashed)
+    up = down + cohort(work) * visits * work.federation.y[0].nbytes
+    share = sum(p.numel() for p in client.parameters()) / sum(p.numel() for p in module.parameters())
+    return SplitFit(number, Bytes(round(down), round(up)), share)

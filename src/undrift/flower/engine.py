@@ -71,6 +71,7 @@ class Flower:
         self.federation, self.exchange, self.terms = work.federation, exchange, terms
         self.serial = Serial(work, worker)
         self.last: dict[int, int] = {}
+        """The last round of every client that keeps something."""
         self._informed: set[int] = set()
 
     def clients(self, cast: Cast, jobs: Sequence[Job]) -> Iterator[Outcome | Lost]:
@@ -89,7 +90,7 @@ class Flower:
             out = self._checked(cast, job, name, answers.get(name, "is not connected"))
             if isinstance(out, Outcome):
                 heard += 1
-                self.last[job.client] = cast.round
+                self.last |= {job.client: cast.round} if job.kept else {}
             yield out
         if heard < terms.min_sites and heard < len(jobs):
             raise RunError(
@@ -148,6 +149,8 @@ class Flower:
 
     def finish(self) -> None:
         """The run is complete: tell the sites which of their memories counts for good."""
+        if not self.last:
+            return
         contents = {
             self.terms.sites[client]: pack({"run": self.terms.run, "accepted": round})
             for client, round in self.last.items()

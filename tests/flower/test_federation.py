@@ -1,0 +1,232 @@
+"""A federation of real processes on loopback, TLS and authentication on; the commands are those of the guide."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import numpy as np
+import torch
+from worlds import SITES, lost, read_json, write_data
+
+from undrift.assemble import data_of, run_config
+from undrift.config import read
+from undrift.files import read_lines
+from undrift.flower.processes import free_port
+from undrift.flower.setup import init
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:(flwr|google|httpx|websockets|uvicorn).*"),
+    pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),
+]
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "federation.md").read_text()
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def blocks(kind: str) -> list[str]:
+    """The guide's blocks of one language."""
+    return re.findall(rf"```{kind}\n(.*?)```", GUIDE, flags=re.DOTALL)
+
+
+COMMANDS = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+
+
+def until(what: Callable[[], Any], seconds: float, say: Callable[[], str] = str) -> Any:
+    """Wait for something to be true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := what():
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds} s: {say()}")
+
+
+class World:
+    """A working folder and the processes that were started in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *command: str) -> None:
+        with open(self.log(name), "ab") as log:
+            self.running[name] = subprocess.Popen(
+                command, cwd=self.folder, env=ENVIRONMENT, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def says(self, name: str, text: str) -> bool:
+        return text in self.log(name).read_text()
+
+    def kill(self, name: str) -> None:
+        process = self.running.pop(name)
+        process.kill()
+        process.wait(10)
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(5)
+        until(lambda: not self.left(), 10, lambda: str(self.left()))
+
+    def left(self) -> list[str]:
+        """Processes whose command names this folder: there must be none in the end."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if str(self.folder) in line and int(path.parent.name) != os.getpid():
+                    found.append(f"{path.parent.name}: {line}")
+        return found
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """The guide's federation, started with the guide's commands, only on a free port; one site can go astray."""
+    world = World(tmp_path_factory.mktemp("federation"))
+    write_data(world.folder)
+    (world.folder / "study.toml").write_text(blocks("toml")[0])
+    (world.folder / "cut.py").write_text(blocks("python")[0])
+    try:
+        for command in COMMANDS[:3]:
+            words = shlex.split(command.replace("--port 8000", f"--port {free_port()}"))
+            subprocess.run(words, cwd=world.folder, env=ENVIRONMENT, check=True, timeout=120, capture_output=True)
+        for command in COMMANDS[3:7]:
+            words = shlex.split(command)
+            name = Path(words[3]).name
+            if name == "server":
+                words += ["--host", "127.0.0.1"]
+            if name == "south":
+                rogue = Path(__file__).with_name("rogue_site.py")
+                words = [sys.executable, str(rogue), words[3], words[5], str(world.folder / "orders.json")]
+            world.start(name, *words)
+        until(lambda: world.says("server", "serving"), 90, world.log("server").read_text)
+        yield world
+    finally:
+        world.stop()
+
+
+def test_the_guide_from_simulation_to_federation_with_the_server_killed(world: World) -> None:
+    assert [c.split()[:3] for c in COMMANDS[3:7]] == [["undrift", "federation", "serve"]] + [
+        ["undrift", "federation", "join"]
+    ] * 3
+    first, resumed = (shlex.split(command) for command in COMMANDS[7:])
+    out = world.folder / "runs" / "hospitals"
+    world.start("run", *first, "--set", "engine.checkpoint_seconds=0.0")
+    until(lambda: (out / "checkpoint" / "state.json").exists() and len(read_lines(out / "rounds.jsonl")) >= 2, 120,
+          world.log("run").read_text)  # fmt: skip
+    world.kill("run")
+    world.kill("server")
+    world.start("server", *shlex.split(COMMANDS[3]), "--host", "127.0.0.1")
+    until(lambda: world.log("server").read_text().count("serving") == 2, 90, world.log("server").read_text)
+    done = subprocess.run(resumed, cwd=world.folder, env=ENVIRONMENT, timeout=150, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "final accuracy" in done.stdout
+    assert [line["round"] for line in read_lines(out / "rounds.jsonl")] == [1, 2, 3, 4, 5]
+    simulated = world.folder / "runs" / "simulation" / "model.safetensors"
+    assert simulated.read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedpvr+fsl", "fedadc"])
+def test_same_bits_as_the_local_engine(world: World, algorithm: str) -> None:
+    """On the guide's data, under each algorithm: the local engine with 0 and 2 workers, and the sites."""
+    overrides = [f'algorithm.name="{algorithm}"', "train.rounds=2"]
+    if "fsl" in algorithm:
+        data = data_of(read(world.folder / "study.toml"))
+        np.savez(world.folder / "own.npz", x=data.x_test[:30].numpy(), y=data.y_test[:30].numpy())
+        overrides += ["algorithm.fedpvr.layers=1", 'server_data.source="file"']
+        overrides += [f'server_data.path="{world.folder}/own.npz"']
+    results = []
+    for engine in (["engine.workers=0"], ["engine.workers=2"],
+                   ['engine.name="flower"', f'engine.federation="{world.folder}/hospitals/server"']):  # fmt: skip
+        results.append(run_config(read(world.folder / "study.toml", [*overrides, *engine]), None))
+    vectors = [result.server.x for result in results if result.server is not None]
+    assert torch.equal(vectors[0], vectors[1])
+    assert torch.equal(vectors[0], vectors[2])
+
+
+def test_a_site_killed_bad_updates_and_strangers(world: World) -> None:
+    kinds = {"2": "nan", "3": "shape", "4": "dtype", "5": "inf", "6": "round", "7": "larger"}
+    (world.folder / "orders.json").write_text(json.dumps(kinds))
+    strangers = _strangers(world)
+    out = world.folder / "runs" / "killed"
+    words = shlex.split(COMMANDS[7])
+    words[words.index("runs/hospitals")] = str(out)
+    world.start(
+        "run", *words, "--set", "train.rounds=60", "--set", "engine.round_timeout=8",
+        "--set", "engine.checkpoint_seconds=0.0",
+    )  # fmt: skip
+    lines, log = (lambda: read_lines(out / "rounds.jsonl")), world.log("run").read_text
+    until(lambda: len(lines()) >= 2, 120, log)
+    world.kill("north")
+    gone = until(lambda: next((line["round"] for line in lines() if _lost("north", line)), 0), 60, log)
+    state = world.folder / "hospitals" / "north" / "state" / read_json(out / "federation.json")["run"]
+    assert read_json(state / "committed.json")["round"] < gone
+    world.start("north", *shlex.split(COMMANDS[4]))
+    back = until(
+        lambda: next((x["round"] for x in lines() if x["round"] > max(gone, 7) and not x["lost"]), 0), 150, log
+    )
+    until(lambda: read_json(state / "committed.json")["round"] >= back, 30, log)
+    world.running["run"].send_signal(signal.SIGINT)
+    assert world.running.pop("run").wait(30) == 130, log()
+    reasons = lost(lines())
+    for round, part in {2: "NaN", 3: "shape", 4: "float64", 5: "infinities", 6: "round 5, 6", 7: "explains"}.items():
+        mine = [reason for reason in reasons[round] if "site south" in reason]
+        assert len(mine) == 1, reasons
+        assert part in mine[0]
+    for name in strangers:
+        until(lambda name=name: world.says(name, "not connected"), 60, world.log(name).read_text)
+        assert not world.says(name, "Traceback")
+
+
+def _lost(site: str, line: dict[str, Any]) -> bool:
+    return any(f"site {site}" in item["reason"] for item in line["lost"])
+
+
+def _strangers(world: World) -> list[str]:
+    """A site with a key that the server does not know, and one that trusts another authority."""
+    port = re.search(r"port = (\d+)", (world.folder / "hospitals" / "server" / "federation.toml").read_text())
+    assert port is not None
+    init(world.folder / "other", ["unknown", "foreign"], port=int(port[1]))
+    trusted = world.folder / "hospitals" / "server" / "ca.pem"
+    (world.folder / "other" / "unknown" / "ca.pem").write_bytes(trusted.read_bytes())
+    for name in ("unknown", "foreign"):
+        world.start(name, "undrift", "federation", "join", f"other/{name}", "--data", "east.npz")
+    return ["unknown", "foreign"]
+
+
+def test_nothing_is_left_when_it_is_over(tmp_path: Path) -> None:
+    """A parent that is killed outright takes Flower's process with it."""
+    world = World(tmp_path)
+    write_data(tmp_path)
+    init(tmp_path / "fed", list(SITES), port=free_port())
+    try:
+        world.start("server", "undrift", "federation", "serve", str(tmp_path / "fed" / "server"), "--host", "127.0.0.1")
+        until(lambda: world.says("server", "serving"), 90, world.log("server").read_text)
+        os.kill(world.running["server"].pid, signal.SIGKILL)
+        world.running.pop("server").wait(10)
+        until(lambda: not world.left(), 15, lambda: str(world.left()))
+    finally:
+        world.stop()

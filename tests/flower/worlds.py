@@ -1,0 +1,121 @@
+"""A small federation for tests: each site's file, the same data pooled, and an exchange without processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import RecordDict
+
+from undrift.assemble import run_config
+from undrift.config import Config, parse
+from undrift.errors import UndriftError
+from undrift.flower.engine import Answer
+from undrift.flower.setup import SiteFolder
+from undrift.flower.site import Site
+from undrift.simulate import Result
+
+SITES = ("east", "north", "south")
+SIZES = (40, 55, 32)
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "fedavg": {}, "scaffold": {}, "fedpvr+fsl": {"fedpvr": {"layers": 1}, "fsl": {"gamma": 0.5}}, "fedadc": {},
+}  # fmt: skip
+
+
+def write_data(folder: Path) -> None:
+    """``all.npz`` for simulations, ``server.npz`` and ``d0.npz`` for the server, ``SITE.npz`` for each site."""
+    draw = np.random.default_rng(0)
+    plane = draw.normal(size=(8, 3))
+
+    def some(count: int, shift: float) -> tuple[Any, Any]:
+        x = (draw.normal(size=(count, 8)) + shift).astype(np.float32)
+        return x, (x @ plane).argmax(1)
+
+    pairs = [some(count, 0.3 * (i - 1)) for i, count in enumerate(SIZES)]
+    test, own = some(60, 0.0), some(20, 0.0)
+    for name, (x, y) in zip(SITES, pairs, strict=True):
+        np.savez(folder / f"{name}.npz", x=x, y=y)
+    np.savez(folder / "server.npz", x_test=test[0], y_test=test[1])
+    np.savez(folder / "d0.npz", x=own[0], y=own[1])
+    np.savez(
+        folder / "all.npz", x_train=np.concatenate([x for x, _ in pairs]),
+        y_train=np.concatenate([y for _, y in pairs]), x_test=test[0], y_test=test[1],
+        client=np.repeat(np.arange(3), SIZES),
+    )  # fmt: skip
+
+
+def settings(folder: Path, algorithm: str, rounds: int, **more: Any) -> dict[str, Any]:
+    """A configuration, but for data and engine."""
+    parameters = ALGORITHMS.get(algorithm, {})
+    return {
+        "server_data": {"source": "file", "path": str(folder / "d0.npz")},
+        "model": {"name": "mlp", "hidden": [16]},
+        "algorithm": {"name": algorithm, **parameters},
+        "train": {"rounds": rounds, "batch_size": 10, "lr": 0.05},
+    } | more
+
+
+def local(folder: Path, algorithm: str, rounds: int, workers: int = 0) -> Result:
+    """The simulation to compare with."""
+    config = parse(
+        settings(folder, algorithm, rounds)
+        | {
+            "data": {"name": "npz", "path": str(folder / "all.npz")},
+            "partition": {"scheme": "given"},
+            "engine": {"workers": workers},
+        }
+    )
+    return run_config(config, None)
+
+
+def federated(folder: Path, algorithm: str, rounds: int, server: Path, **engine: Any) -> Config:
+    """The same run on sites."""
+    return parse(
+        settings(folder, algorithm, rounds)
+        | {
+            "data": {"name": "npz", "path": str(folder / "server.npz")},
+            "engine": {"name": "flower", "federation": str(server), "checkpoint_seconds": 0.0} | engine,
+        }
+    )
+
+
+Tamper = Callable[[str, int, RecordDict], Answer]
+
+
+class Nearby:
+    """Sites in this process: the messages of a real federation without the network."""
+
+    def __init__(self, sites: Path, data: Path, names: Sequence[str] = SITES) -> None:
+        self.sites = {name: Site(SiteFolder.read(sites / name), data / f"{name}.npz") for name in names}
+        self.away: set[str] = set()
+        self.tamper: Tamper = lambda name, round, reply: reply
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
+
+    def await_sites(self, names: Sequence[str], enough: int, timeout: float) -> list[str]:
+        """Those that are not away."""
+        return [name for name in names if name not in self.away]
+
+    def ask(self, what: str, contents: Mapping[str, RecordDict], timeout: float) -> dict[str, Answer]:
+        """Call the sites, one after the other."""
+        self.asked.append((what, tuple(contents)))
+        return {name: self._one(what, name, content) for name, content in contents.items()}
+
+    def _one(self, what: str, name: str, content: RecordDict) -> Answer:
+        try:
+            reply: RecordDict = getattr(self.sites[name], what)(content)
+        except UndriftError as error:
+            return str(error)
+        return self.tamper(name, int(content["meta"]["round"]), reply) if what == "train" else reply
+
+
+def lost(lines: list[dict[str, Any]]) -> dict[int, list[str]]:
+    """Why clients were lost, by round."""
+    return {line["round"]: [item["reason"] for item in line["lost"]] for line in lines}
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file."""
+    return json.loads(path.read_text())

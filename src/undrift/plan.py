@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
+from undrift.errors import ConfigError
 from undrift.federation import Federation, Indices
-from undrift.schedule import Schedule
+from undrift.schedule import Kind, Schedule
 from undrift.streams import stream
 
 
@@ -34,6 +35,25 @@ class Plan:
     seed: int = 0
     precision: Literal["fp32", "bf16"] = "fp32"
     targets: tuple[float, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        for key, value, least in (
+            ("rounds", self.rounds, 0), ("cohort", self.cohort, 1), ("local_epochs", self.local_epochs, 1),
+            ("local_steps", self.local_steps, 1), ("batch_size", self.batch_size, 0),
+            ("eval_every", self.eval_every, 1), ("pretrain_epochs", self.pretrain_epochs, 0),
+            ("weight_decay", self.weight_decay, 0),
+        ):  # fmt: skip
+            if value is not None and not value >= least:
+                raise ConfigError(f"train.{key} = {value}: must be at least {least}")
+        rates = {"lr": self.lr.value, "lr_min": self.lr.minimum, "decay": self.lr.decay, "server_lr": self.server_lr,
+                 "pretrain_lr": self.pretrain_lr}  # fmt: skip
+        for key, rate in rates.items():
+            if rate not in (None, "sqrt") and not (isinstance(rate, int | float) and 0 < rate < math.inf):
+                raise ConfigError(f"train.{key} = {rate!r}: must be a number above 0")
+        words = {"schedule": (self.lr.kind, get_args(Kind)), "weighting": (self.weighting, ("samples", "uniform"))}
+        for key, (word, allowed) in words.items():
+            if word not in allowed:
+                raise ConfigError(f"train.{key} = {word!r}: one of {', '.join(allowed)} is allowed")
 
     def cohort_of(self, round: int, population: int) -> list[int]:
         """The clients drawn in a round: uniformly, without replacement, from the seed alone."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from undrift.engines.base import Engine, Lost, Pending, Serial
+from undrift.engines.base import Engine, Lost, Pending, Serial, done
 from undrift.engines.local import Local
 from undrift.worker import Cast, Job, Outcome, Work, Worker
 
@@ -33,7 +33,7 @@ class Auto:
             yield from self.engine.clients(cast, jobs)
             return
         start = time.perf_counter()
-        yield self.worker.client(cast, jobs[0])
+        yield done(self.worker, cast, jobs[0])
         first = time.perf_counter() - start
         self._decided = cast.round > 1
         work = first * (len(jobs) if len(jobs) > 1 else 0) + self._evaluation

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from undrift.errors import RunError, UndriftError
 from undrift.worker import EVALUATION_BATCH, Cast, Job, Outcome, Score, Work, Worker
 
 
@@ -40,6 +41,16 @@ class Engine(Protocol):
         ...
 
 
+def done(worker: Worker, cast: Cast, job: Job) -> Outcome:
+    """A job's outcome; an error says at which client it happened."""
+    try:
+        return worker.client(cast, job)
+    except UndriftError:
+        raise
+    except Exception as error:
+        raise RunError(f"client {job.client}: {type(error).__name__}: {error}") from error
+
+
 class Serial:
     """Everything in this process, one client after the other."""
 
@@ -49,7 +60,7 @@ class Serial:
     def clients(self, cast: Cast, jobs: Sequence[Job]) -> Iterator[Outcome | Lost]:
         """Carry out a round's jobs, one by one."""
         for job in jobs:
-            yield self.worker.client(cast, job)
+            yield done(self.worker, cast, job)
 
     def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
         """Evaluate at once."""

@@ -26,6 +26,7 @@ from undrift.diagnose_cli import diagnose
 from undrift.display import Meter, console, note_of
 from undrift.errors import ConfigError, InputError, UndriftError
 from undrift.federation_cli import app as federation_app
+from undrift.plot_cli import plot
 from undrift.recipes_cli import recipes, reproduce_, results_
 
 app = typer.Typer(
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 app.command()(conformal)
 app.command()(diagnose)
+app.command()(plot)
 app.command()(cuts)
 app.add_typer(data_app, name="data", help="Data sets: what there is, fetch one, verify the files.")
 app.add_typer(federation_app, name="federation", help="Real sites that keep their data, on Flower.")

@@ -109,7 +109,7 @@ def _sets(
     except ImportError:
         raise InputError("conformal prediction needs MAPIE: install undrift[report]") from None
     mapie = SplitConformalClassifier(
-        _prefit(probabilities.shape[1]), confidence_level=list(levels), conformity_score=method, prefit=True,
+        _prefit(probabilities.shape[1]), confidence_level=list(levels), conformity_score=_score(method), prefit=True,
         random_state=seed,
     )  # fmt: skip
     try:
@@ -117,9 +117,22 @@ def _sets(
         how = {"include_last_label": "randomized" if randomised else True}
         _, sets = mapie.predict_set(probabilities[judge], conformity_score_params=how)
     except ValueError as error:
-        raise DataError(f"too few held-out samples to calibrate on ({len(fit)}): {error}") from None
+        reason = " ".join(str(error).split())
+        raise DataError(f"{len(fit)} held-out samples are too few to calibrate on: {reason}") from None
     found: NDArray[np.bool_] = np.asarray(sets, dtype=bool)
     return found
+
+
+def _score(method: Method) -> Any:
+    """MAPIE's score; RAPS chooses its penalty on a fifth of the calibration data."""
+    from mapie.conformity_scores import RAPSConformityScore
+
+    class Raps(RAPSConformityScore):  # type: ignore[misc]
+        def set_external_attributes(self, *, size_raps: float | None = None, **others: Any) -> None:
+            # MAPIE 1.6 passes no share here and would fall back to a tenth, too few samples for high levels.
+            super().set_external_attributes(size_raps=size_raps or 0.2, **others)
+
+    return Raps() if method == "raps" else method
 
 
 def _prefit(classes: int) -> Any:

@@ -69,6 +69,10 @@ def test_the_command_calibrates_a_finished_run(tmp_path: Path) -> None:
     assert [point["level"] for point in written["curve"]] == [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95]
     assert {len(point["clients"]) for point in written["curve"]} == {5}
     assert conformal(tmp_path / "run", 0.85, "aps") == written
+    regularised = conformal(tmp_path / "run")["curve"]
+    assert all(point["coverage"] > point["level"] - 0.1 for point in regularised)
+    with pytest.raises(ud.DataError, match="177 held-out samples are too few"):
+        conformal(tmp_path / "run", 0.999)
 
 
 def test_a_folder_without_a_run_and_an_impossible_level_are_refused(tmp_path: Path) -> None:

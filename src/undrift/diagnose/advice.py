@@ -139,9 +139,11 @@ def _control(found: Findings, drifting: list[str], stateful: bool) -> Candidate:
     last = names[len(names) - len(drifting) :]
     layers: int | list[str] = len(drifting) if drifting == last else drifting
     calm = [found.layers[name] for name in names if name not in drifting]
+    share = sum(found.shares[name] for name in drifting)
     reason = (
         f"the drift sits in {', '.join(drifting)} ({max(found.layers[n] for n in drifting):.1f} against "
-        f"{sum(calm) / len(calm):.1f} elsewhere): control variates there cost little and leave the features free"
+        f"{sum(calm) / len(calm):.1f} elsewhere): control variates on them, {share:.1%} of the parameters, "
+        "leave the features free"
     )
     return Candidate("fedpvr", {"fedpvr": {"layers": layers}}, reason)
 

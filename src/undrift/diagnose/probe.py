@@ -89,6 +89,8 @@ class Findings:
     """Drift diversity times the cohort: 1 = equal updates, the cohort's size = orthogonal ones."""
     layers: dict[str, float]
     """The same for each layer, from input to output."""
+    shares: dict[str, float]
+    """Each layer's share of the parameters."""
     cosine: float | None
     """Between clients' updates and their mean."""
     server: ServerData | None
@@ -224,9 +226,15 @@ def _findings(
             name: plan.cohort * _mean([record["drift"]["layers"][name] for record in drift])
             for name in drift[0]["drift"]["layers"]
         },
+        shares=_shares(work),
         cosine=_mean([record["updates"]["cosine"] for record in drift]),
         server=_server(points, federation.server, eta_0), accuracy=result.summary["final_accuracy"],
     )  # fmt: skip
+
+
+def _shares(work: Work) -> dict[str, float]:
+    layout = Worker(work).model.layout
+    return {layer.name: sum(s.stop - s.start for s in layer.slices) / layout.size for layer in layout.layers}
 
 
 def _judged(points: list[Point]) -> list[Point]:

@@ -153,7 +153,7 @@ def _split(diagnosis: Diagnosis) -> str:
     times = split.bytes.total / plain.total
     fits = "fits" if times <= SPLIT_BYTES else "does not fit"
     return (
-        f"It {fits}: at its cheapest cut ({split.cut} block{'s' * (split.cut > 1)}, {split.share:.0%} of the "
+        f"It {fits}: at its cheapest cut ({split.cut} block{'s' * (split.cut > 1)}, {split.share:.1%} of the "
         f"parameters at the client) it sends {times:.1f} times FedAvg's bytes."
     )
 

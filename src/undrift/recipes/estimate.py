@@ -13,10 +13,12 @@ from torch import nn
 from undrift import models
 from undrift.batch import Planned
 from undrift.config import Config
+from undrift.data.dataset import channels_last
 from undrift.recipes.recipe import Recipe
 from undrift.recipes.run import Options, arms_of, fixed_for, planned
 from undrift.recipes.scale import samples_of
 from undrift.recipes.standin import FORMS
+from undrift.vector import FlatModel
 
 TEST_SAMPLES = {"emnist": 18_800, "stl10": 8_000, "digits": 355}
 EVAL_BATCH = 20
@@ -77,6 +79,7 @@ def _calibrated(name: str, norm: str, width: float, form: tuple[int, int, int], 
     size, channels, classes = form
     options = {"norm": norm} if name.startswith("resnet") else {"width": width} if name == "vgg11" else {}
     net = models.build(name, input_shape=(channels, size, size), classes=classes, **options)
+    FlatModel(net)  # lays the weights out as training does
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -98,14 +101,15 @@ def _time_step(net: nn.Module, form: tuple[int, int, int], batch: int) -> float:
 
 def _step_seconds(net: nn.Module, form: tuple[int, int, int], batch: int) -> float:
     size, channels, classes = form
-    x, y = torch.randn(batch, channels, size, size), torch.randint(classes, (batch,))
+    x = channels_last(torch.randn(batch, channels, size, size))
+    y = torch.randint(classes, (batch,))
     net.train()
     return _best_of(lambda: torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters())))
 
 
 def _time_eval(net: nn.Module, form: tuple[int, int, int]) -> float:
     size, channels, _ = form
-    x = torch.randn(EVAL_BATCH, channels, size, size)
+    x = channels_last(torch.randn(EVAL_BATCH, channels, size, size))
     net.eval()
     with torch.inference_mode():
         return _best_of(lambda: net(x)) / EVAL_BATCH

@@ -55,8 +55,9 @@ _UP_TO = {OVER_V2: 0.241, OVER_FL: 0.171}
 RECIPES = (
     _recipe("2-8", "CIFAR-10, ResNet-18, N=10: the cut layer, accuracy and loss", _cuts((1, 2, 3, 4)), (ACCURACY, LOSS),
             notes=("The paper's claim: accuracy generally rises with L_c.",)),
-    _recipe("3", "CIFAR-10, ResNet-18, N=10: gradient variance at and across clients", _cuts((1, 2, 3, 4)), (ACCURACY,),
-            measure={"gradient_variance": True}),
+    _recipe("3", "CIFAR-10, ResNet-18, N=10: gradient variance at and across clients", _cuts((1, 2, 3, 4)),
+            (ACCURACY, "mean:split_variance.client", "mean:split_variance.clients"),
+            measure={"split_variance": True, "every": 10}),
     _recipe("4-9", "CIFAR-10, ResNet-18, N=10, L_c=2: non-IID ratio", _arms(RATIOS, 2, _UP_TO),
             notes=("The paper's leads at r=.95 are the largest that it reports ('up to').",)),
     _recipe("5-10", "CIFAR-10, ResNet-18, N=100, L_c=4: non-IID ratio", _arms(RATIOS, 4), base=_MANY),

@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 from flwr.app import RecordDict
 from test_sites import bad
+from worlds import parts
 
 from undrift.flower.join import join
 from undrift.flower.site import Site
@@ -20,7 +21,7 @@ honest = Site.train
 def train(self: Site, content: RecordDict) -> RecordDict:
     reply = honest(self, content)
     kinds = json.loads(orders.read_text()) if orders.exists() else {}
-    kind = kinds.get(str(content["meta"]["round"]))
+    kind = kinds.get(str(parts(content)[0]["round"]))
     return bad(kind, reply) if kind else reply
 
 

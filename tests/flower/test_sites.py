@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from worlds import ALGORITHMS, SITES, Nearby, federated, local, lost, read_json, write_data
+from worlds import ALGORITHMS, SITES, Nearby, federated, local, lost, parts, read_json, write_data
 
 from undrift.config import Config
 from undrift.errors import ConfigError, DataError, RunError
@@ -104,8 +104,7 @@ def test_a_lost_site_keeps_its_memory_and_comes_back(world: Path) -> None:
 
 def bad(kind: str, reply: RecordDict) -> RecordDict:
     """An answer that must be refused."""
-    meta = dict(reply["meta"])
-    array = reply["vector"]["vector"]
+    meta, array = parts(reply)
     vector = torch.frombuffer(bytearray(array.data), dtype=torch.float32)
     if kind == "shape":
         return pack(meta, vector[:-1])
@@ -238,7 +237,7 @@ def test_messages_go_and_come_back_exactly() -> None:
     content = pack({"a": 1, "b": "x", "c": 0.5, "d": True}, vector)
     assert meta_of(content, a=int, b=str, c=float, d=bool) == {"a": 1, "b": "x", "c": 0.5, "d": True}
     assert torch.equal(vector_of(content, 100, torch.float32), vector)
-    assert content["vector"]["vector"].stype == RAW
+    assert parts(content)[1].stype == RAW
     with pytest.raises(RefusedError, match="instead of"):
         meta_of(content, a=int)
     with pytest.raises(RefusedError, match="wrong type"):

@@ -108,7 +108,13 @@ class Nearby:
             reply: RecordDict = getattr(self.sites[name], what)(content)
         except UndriftError as error:
             return str(error)
-        return self.tamper(name, int(content["meta"]["round"]), reply) if what == "train" else reply
+        return self.tamper(name, parts(content)[0]["round"], reply) if what == "train" else reply
+
+
+def parts(content: RecordDict) -> tuple[dict[str, Any], Any]:
+    """A message's plain values, and its vector as Flower holds it (None: there is none)."""
+    vector: Any = content.get("vector")
+    return dict(content["meta"]), None if vector is None else vector["vector"]
 
 
 def lost(lines: list[dict[str, Any]]) -> dict[int, list[str]]:

@@ -34,7 +34,7 @@ def child(name: str, arguments: list[str], home: Path, log: Path) -> Iterator[su
         end(process)
 
 
-def end(process: subprocess.Popen[bytes], patience: float = 5.0) -> None:
+def end(process: subprocess.Popen[bytes], patience: float = 3.0) -> None:
     """End a child and what it started: politely, then by force."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -13,12 +13,12 @@ from rich.table import Table
 from undrift.batch import Planned
 from undrift.config import toml_value
 from undrift.display import console
-from undrift.errors import ConfigError
+from undrift.errors import ConfigError, InputError
 from undrift.recipes import RECIPES, recipe_of
 from undrift.recipes.estimate import hours_of, planned_runs
 from undrift.recipes.evidence import evidence_of, write_evidence
 from undrift.recipes.recipe import Recipe
-from undrift.recipes.run import Options, reproduce
+from undrift.recipes.run import Options, Outcome, finished, reproduce
 from undrift.recipes.tables import HEAD, result_rows, write_pages
 
 Scale = Annotated[float, typer.Option(help="Shrink rounds, data and clients by this factor.", min=0.0, max=1.0)]
@@ -124,16 +124,22 @@ def _carry_out(recipe: Recipe, options: Options, results: Path, quiet: bool) -> 
         typer.echo(f"failed: {run}: {reason}", err=True)
     typer.echo(f"evidence in {path}, runs in {options.out}")
     write_pages(results, None)
-    _plot(options.out)
+    _plot(outcome)
 
 
-def _plot(folder: Path) -> None:
-    """Pictures, where the drawing part is installed."""
-    try:
-        from undrift.plot import plot_folder  # type: ignore[attr-defined,import-not-found,unused-ignore]
-    except ImportError:
+def _plot(outcome: Outcome) -> None:
+    """Pictures of the finished runs, where what draws is installed."""
+    done = [run.out for runs in outcome.runs.values() for run in runs if finished(run)]
+    if not done:
         return
-    plot_folder(folder)
+    try:
+        from undrift.plot.pictures import draw
+
+        files, _ = draw(done, outcome.options.out / "plots")
+    except (ImportError, InputError) as error:
+        typer.echo(f"no pictures: {error}", err=True)
+    else:
+        typer.echo(f"{len(files)} pictures in {outcome.options.out / 'plots'}")
 
 
 class _Log:

@@ -3,7 +3,8 @@
     python benchmarks/run.py [--quick] [--work a,b,…] [--repeat R] [--rounds K] [--report]
 
 Every system runs in a process (tree) of its own, one after the other, in an order that rotates from repetition
-to repetition. Results go to ``benchmarks/results``: one JSON file for each work, and a README with tables.
+to repetition. All of it takes most of an hour on two quiet cores, ``--quick`` about five minutes. Results go to
+``benchmarks/results``: one JSON file for each work, and a README with tables.
 """
 
 from __future__ import annotations

@@ -451,7 +451,7 @@ def test_a_run_that_diverges_at_once_can_be_resumed_from_its_start(here: Path, u
 
 
 def test_control_c_saves_and_says_how_to_go_on(here: Path, undrift: Undrift, capfd: pytest.CaptureFixture[str]) -> None:
-    settings = ["--set", "algorithm.name=scaffold+fsl", "--set", "train.rounds=300", "--set", "data.validation=0.1"]
+    settings = ["--set", "algorithm.name=scaffold+fsl", "--set", "train.rounds=200", "--set", "data.validation=0.1"]
     assert undrift("run", "c.toml", "--out", "whole", "--quiet", *settings).code == 0
 
     def child() -> None:
@@ -474,7 +474,7 @@ def test_control_c_saves_and_says_how_to_go_on(here: Path, undrift: Undrift, cap
     assert "--out cut --resume" in message
     assert "Traceback" not in (here / "err").read_text()
     state = json.loads((here / "cut" / "checkpoint" / "state.json").read_text())
-    assert 3 <= state["round"] < 300
+    assert 3 <= state["round"] < 200
     assert len(read_lines(here / "cut" / "rounds.jsonl")) == state["round"]
     assert undrift("run", "c.toml", "--out", "cut", "--quiet", "--resume", *settings).code == 0
     assert same_run(here / "cut", here / "whole")
@@ -483,7 +483,7 @@ def test_control_c_saves_and_says_how_to_go_on(here: Path, undrift: Undrift, cap
 def test_control_c_of_a_comparison(here: Path, undrift: Undrift) -> None:
     """The terminal interrupts all processes at once: one message, no traceback, and the rest can be made later."""
     arguments = ["compare", "c.toml", "--algorithms", "fedavg,scaffold", "--out", "out", "--workers", "2"]
-    arguments += ["--set", "train.rounds=400"]
+    arguments += ["--set", "train.rounds=200"]
 
     def child() -> None:
         os.setsid()

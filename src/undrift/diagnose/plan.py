@@ -27,6 +27,9 @@ FLOPS = 6e11
 """Arithmetic for training and as much for gradients: half a minute each on one core that makes 2e10 a second."""
 SAMPLES = 60_000
 """Samples visited in training, and as many for gradients, at most: small models are bound by overhead."""
+FEWEST = 600
+"""Samples visited at least, however large the model is: below this, gradients are mostly noise."""
+SMALLEST_BATCH = 4
 STEPS = 1500
 """Steps of training at most, for the same reason."""
 POOLED_STEPS = 60
@@ -42,6 +45,7 @@ class ProbePlan:
 
     rounds: int
     cohort: int
+    batch_size: int
     local_steps: int | None
     """Steps of each client; None: what the configuration says."""
     pooled_steps: int
@@ -71,10 +75,11 @@ class ProbePlan:
 def plan_probe(work: Work) -> ProbePlan:
     """Fit the probe to the federation and the model."""
     federation, plan = work.federation, work.plan
-    affordable = int(min(SAMPLES, FLOPS / (BACKWARD * forward_flops(work))))
+    affordable = max(FEWEST, int(min(SAMPLES, FLOPS / (BACKWARD * forward_flops(work)))))
     cohort = min(COHORT, len(federation))
     usual = max(plan.steps(int(n)) for n in federation.sizes)
-    batch = plan.batch_size or int(federation.sizes.max())
+    own = plan.batch_size or int(federation.sizes.max())
+    batch = min(own, max(SMALLEST_BATCH, affordable // (ROUNDS * cohort)))
     steps = max(1, min(STEPS, affordable // batch) // (ROUNDS * cohort))
     pooled = max(1, min(POOLED_STEPS, affordable // (4 * batch)))
     clients = min(GRADIENT_CLIENTS, len(federation))
@@ -85,9 +90,8 @@ def plan_probe(work: Work) -> ProbePlan:
     local = ROUNDS * cohort * min(steps, usual) * min(batch, int(federation.sizes.mean()))
     passes = local + pooled * batch + POINTS * (2 * rows + server_rows)
     seconds = (local / min(cores(), cohort) + passes - local) * seconds_a_sample(work)
-    return ProbePlan(
-        ROUNDS, cohort, None if usual <= steps else steps, pooled, clients, rows, server_rows, passes, seconds
-    )
+    local_steps = None if usual <= steps and batch == own else steps
+    return ProbePlan(ROUNDS, cohort, batch, local_steps, pooled, clients, rows, server_rows, passes, seconds)
 
 
 def forward_flops(work: Work) -> float:
@@ -113,7 +117,8 @@ def seconds_a_sample(work: Work) -> float:
 def training_plan(plan: Plan, probe: ProbePlan) -> Plan:
     """The settings of the probe's FedAvg rounds; drift is judged without the server's own rate."""
     return replace(
-        plan, rounds=probe.rounds, cohort=probe.cohort, local_steps=probe.local_steps or plan.local_steps,
+        plan, rounds=probe.rounds, cohort=probe.cohort, batch_size=probe.batch_size,
+        local_steps=probe.local_steps or plan.local_steps,
         server_lr=1.0, eval_every=probe.rounds, pretrain_epochs=0,
     )  # fmt: skip
 

@@ -27,6 +27,8 @@ VALIDATION = 0.1
 HEATS = (4, 2, 1)
 """Parts of the full length that the heats run, and at the same time the share of the racers in them."""
 BASELINE = "fedavg"
+Watch = Callable[[int, str, str], None]
+"""Told (runs done, the name of one under way, how far it has come)."""
 
 
 @dataclass(frozen=True)
@@ -89,19 +91,25 @@ def race(
     field: Sequence[Racer],
     rounds: int,
     out: Path,
-    watch: Callable[[int, str, str], None] | None = None,
+    watch: Watch | None = None,
     jobs: int | None = None,
 ) -> list[Standing]:
     """Run the race; the winner first."""
     standings: dict[str, Standing] = {}
-    running = list(field)
+    running, done = list(field), 0
     for number, (count, length) in enumerate(heats(len(field), rounds), 1):
         last = number == len(HEATS)
         running = _best(running, standings)[:count] if standings else running
         if last:
             running = _with_baseline(running, field, standings)
-        _heat(running, length, out / f"heat{number}", standings, watch, jobs)
+        _heat(running, length, out / f"heat{number}", standings, _shifted(watch, done), jobs)
+        done += len(running)
     return sorted(standings.values(), key=lambda s: (s.rounds, s.validation), reverse=True)
+
+
+def _shifted(watch: Watch | None, before: int) -> Watch:
+    """Counts on from the heats before."""
+    return lambda done, name, text: watch(before + done, name, text) if watch else None
 
 
 def _best(running: Sequence[Racer], standings: dict[str, Standing]) -> list[Racer]:
@@ -121,7 +129,7 @@ def _heat(
     rounds: int,
     out: Path,
     standings: dict[str, Standing],
-    watch: Callable[[int, str, str], None] | None,
+    watch: Watch,
     jobs: int | None,
 ) -> None:
     """One heat; a racer that fails (a rate too large, say) is out."""

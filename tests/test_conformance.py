@@ -391,7 +391,7 @@ def test_kill_minus_nine_at_random_moments(
 
 def kill_after(pid: int | None, target: int, pause: float, out: Path, alive: Callable[[], bool]) -> None:
     """Kill a process and its workers a moment after it has made so many rounds (or none, if it never gets there)."""
-    for _ in patience(60):
+    for _ in patience(300):
         if rounds_in(out) >= target or not alive():
             break
     time.sleep(pause)

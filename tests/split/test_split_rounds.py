@@ -310,7 +310,7 @@ class Plain(nn.Module):
 
 
 @pytest.mark.parametrize(("make", "model", "message"), [
-    (lambda: ud.sfl_v1(cut=3), net(), "cut = 3 of 3 blocks; allowed: 1 to 2"),
+    (lambda: ud.sfl_v1(cut=3), net(), "sfl-v1.cut = 3 of 3 blocks; allowed: 1 to 2"),
     (lambda: ud.sfl_v1(cut=0), net(), "at least 1 block"),
     (lambda: ud.sfl_v2(cut="8"), net(), "leaves the server without parameters"),
     (lambda: ud.sfl_v2(cut="conv"), net(), "'conv' is not a layer"),

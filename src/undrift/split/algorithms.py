@@ -79,6 +79,11 @@ class Split(Rule):
             raise ConfigError(f"{self.name}.smashed_noise = {self.smashed_noise}: must not be negative")
 
     @property
+    def alternates(self) -> bool:
+        """Whether a client's steps are far apart, so that it should not keep a model of its own in between."""
+        return False
+
+    @property
     def whole(self) -> bool:
         """Whether a client's round is one of a whole model in all but the bytes, so that any engine can do it."""
         return self.copies and not (self.faithful or self.sync_steps or self.smashed_noise)
@@ -97,7 +102,10 @@ class Split(Rule):
 
     def arrange(self, whole: Chain, module: nn.Module, layout: Layout, plan: Plan) -> Chain:
         """Hold the other links to the client's part; refuse those that make no sense there."""
-        front = FlatModel(halve(FlatModel(module), self.cut).client).layout
+        try:
+            front = FlatModel(halve(FlatModel(module), self.cut).client).layout
+        except ConfigError as error:
+            raise ConfigError(f"{self.name}.{error}") from None
         for link in whole.links:
             _refuse(link, self)
         links = tuple(link if link is self else AtClient.of(link, front) for link in whole.links)
@@ -108,9 +116,12 @@ class Split(Rule):
         self, work: Work, engine: Engine, store: Store, worker: Worker, observers: tuple[Observer, ...]
     ) -> SplitRounds:
         """Split rounds."""
+        from undrift.split.remote import RemoteRounds
         from undrift.split.rounds import SplitRounds
 
-        return SplitRounds(self, work, engine, store, worker, observers)
+        # Parties in processes of their own, where the engine has a place for them.
+        make = RemoteRounds if hasattr(engine, "spawn") and not self.copies else SplitRounds
+        return make(self, work, engine, store, worker, observers)
 
 
 @dataclass(frozen=True)
@@ -163,6 +174,11 @@ class SflV2(Split):
         super().__post_init__()
         if self.order not in ("client", "step"):
             raise ConfigError(f"sfl-v2.order = {self.order!r}: 'client' or 'step' is allowed")
+
+    @property
+    def alternates(self) -> bool:
+        """With ``order = "step"``."""
+        return self.order == "step"
 
     def turns(self, table: Timetable, period: range, order: list[int]) -> Turns:
         """One client at a time, in the random order."""

@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from undrift.engines.base import Engine
 from undrift.errors import DivergedError
@@ -23,6 +23,7 @@ from undrift.split.halves import halve
 from undrift.split.main_server import MainServer
 from undrift.split.messages import Tally
 from undrift.split.noise import Noise
+from undrift.split.probe import asks_full_gradient, graph_bytes, smashed_bytes
 from undrift.split.seat import Seat, Training, Walk
 from undrift.split.timetable import Timetable
 from undrift.store import Store
@@ -58,9 +59,9 @@ class SplitRounds(FullRounds):
         )  # fmt: skip
         self._free: list[FlatModel] = []
         self.memory = MEMORY
-        self.graph_bytes = self._graph_bytes()
-        self.smashed_bytes = self._smashed_bytes()
-        self.whole = algorithm.whole and not self._asks_full_gradient()
+        self.graph_bytes = graph_bytes(worker, self.halves.client)
+        self.smashed_bytes = smashed_bytes(worker, self.halves.client)
+        self.whole = algorithm.whole and not asks_full_gradient(work.rule, model.weights)
 
     def run(self, round: int, server: Server) -> tuple[Server, Report]:
         """One round; the store is changed only if it succeeds."""
@@ -141,7 +142,8 @@ class SplitRounds(FullRounds):
         self.halves.server.train()
         for group in self.algorithm.turns(table, period, order):
             self._turn(cast, [seats[client] for client in group], training, own, rate, tally)
-        return self._collect(cast, list(seats.values()), tally)
+        with self.worker.clock("aggregation"):
+            return self._collect(cast, list(seats.values()), tally)
 
     def _seat(self, cast: Cast, walk: Walk, steps: int, tally: Tally) -> Seat:
         size, held = self.halves.size, self.halves.buffer_size
@@ -159,23 +161,27 @@ class SplitRounds(FullRounds):
         if self.algorithm.copies and not seats[0].visits:
             self.main.weights.copy_(cast.x[self.halves.size :])
         messages = []
-        for seat in seats:
-            self._sit(seat)
-            messages.append(seat.smash(training))
-            self._stand(seat, training.recompute)
+        with self.worker.clock("clients' forward"):
+            for seat in seats:
+                self._sit(seat)
+                messages.append(seat.smash(training))
+                self._stand(seat, training.recompute)
         total = sum(seat.walk.weight for seat in seats)
         q = [seat.walk.weight / total for seat in seats]
-        gradients, losses = self.main.step(messages, q, [seat.walk.noise for seat in seats], own, rate)
+        with self.worker.clock("main server"):
+            gradients, losses = self.main.step(messages, q, [seat.walk.noise for seat in seats], own, rate)
         if not self.algorithm.joint:
             seats[0].main_buffers.copy_(self.main.buffers)
         if self.algorithm.copies and seats[0].left == 1:
             seats[0].main = self.main.weights.clone()
-        for seat, message, gradient, loss in zip(seats, messages, gradients, losses, strict=True):
+        for message, gradient in zip(messages, gradients, strict=True):
             tally.count(message)
             tally.count(gradient)
-            self._sit(seat)
-            seat.learn(gradient, loss, training)
-            self._stand(seat, training.recompute or not seat.left)
+        with self.worker.clock("clients' backward"):
+            for seat, gradient, loss in zip(seats, gradients, losses, strict=True):
+                self._sit(seat)
+                seat.learn(gradient, loss, training)
+                self._stand(seat, training.recompute or self.algorithm.alternates or not seat.left)
 
     def _sit(self, seat: Seat) -> None:
         if seat.front is None:
@@ -253,19 +259,6 @@ class SplitRounds(FullRounds):
         tally.down += len(index) * self.smashed_bytes
         return self.worker.full_gradient(cast.x, cast.buffers, index)[: self.halves.size]
 
-    def _asks_full_gradient(self) -> bool:
-        """Whether a rule has clients compute full-batch gradients, which go through the cut too."""
-        rule, x, asked = self.work.rule, self.worker.model.weights, []
-
-        def ask() -> Tensor:
-            asked.append(True)
-            return torch.zeros_like(x)
-
-        at = ClientAt(x, rule.down(rule.init_server(x), 1), rule.init_client(x), 1.0, 1, 1, ask)
-        at.local = rule.start(at)
-        rule.up(x, at)
-        return bool(asked)
-
     def _needed(self, clients: int) -> int:
         """About what a model and a graph for each client of a cohort take."""
         if not self.algorithm.joint:
@@ -273,23 +266,3 @@ class SplitRounds(FullRounds):
         samples = self.work.plan.batch_size or max(self.work.federation.sizes)
         front = 2 * self.worker.model.weights[: self.halves.size].nbytes
         return clients * (front + int(samples) * self.graph_bytes)
-
-    def _graph_bytes(self) -> int:
-        """What autograd keeps of one sample's forward pass through the clients' part."""
-        kept: list[int] = []
-
-        def keep(tensor: Tensor) -> Tensor:
-            kept.append(0 if isinstance(tensor, nn.Parameter) else tensor.nbytes)
-            return tensor
-
-        self.worker.mode(training=False)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), self.worker.autocast():
-            self.halves.client(self.work.federation.x[:1].to(self.work.device))
-        return sum(kept)
-
-    def _smashed_bytes(self) -> int:
-        """What one sample's smashed data cost."""
-        self.worker.mode(training=False)
-        with torch.no_grad(), self.worker.autocast():
-            z: Tensor = self.halves.client(self.work.federation.x[:1].to(self.work.device))
-        return z.nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -100,6 +101,41 @@ def test_more_workers_than_the_cluster_has_room_for(cluster: RayCluster) -> None
     assert same(Run(work(RULES["fedavg"]), 0).go(), Run(work(RULES["fedavg"]), 64, make_engine=Cluster()).go())
 
 
+class Crash:
+    """A loss that ends its process the first time, and fails with an error when told to."""
+
+    def __init__(self, marker: Path, message: str = "") -> None:
+        self.marker, self.message = marker, message
+
+    def __call__(self, out: Tensor, labels: Tensor) -> Tensor:
+        if self.message:
+            raise ValueError(self.message)
+        if out.requires_grad and not self.marker.exists():
+            self.marker.touch()
+            os._exit(1)
+        return nn.functional.cross_entropy(out, labels)
+
+
+SPLITS = {
+    "sfl-v1": ud.sfl_v1(cut=1),
+    "sfl-v2": ud.sfl_v2(cut=1, smashed_noise=0.1),
+    "minibatch-sfl": ud.minibatch_sfl(cut=1, sync_steps=2) + ud.scaffold(),
+}
+
+
+@pytest.mark.parametrize("name", ["sfl-v1", "sfl-v2"])
+def test_split_algorithms_exchange_messages_between_actors(cluster: RayCluster, name: str) -> None:
+    local = Run(work(SPLITS[name], rounds=2), 0).go()
+    assert same(local, Run(work(SPLITS[name], rounds=2), 2, make_engine=Cluster()).go())
+
+
+def test_a_lost_actor_costs_a_repetition_of_the_round(cluster: RayCluster, tmp_path: Path) -> None:
+    crash = Crash(tmp_path / "dead")
+    result = Run(work(SPLITS["minibatch-sfl"], crash, 2), 2, make_engine=Cluster()).go()
+    assert crash.marker.exists()
+    assert same(Run(work(SPLITS["minibatch-sfl"], rounds=2), 0).go(), result)
+
+
 def slow_cross_entropy(out: Tensor, labels: Tensor) -> Tensor:
     time.sleep(0.02)
     return nn.functional.cross_entropy(out, labels)
@@ -128,23 +164,6 @@ def test_a_node_that_leaves_in_the_middle_of_a_round(cluster: RayCluster) -> Non
     leaver.join(30)
     assert len([node for node in ray.nodes() if node["Alive"]]) == 1
     assert same(Run(work(RULES["scaffold"], rounds=8), 0).go(), result)
-
-
-class Crash:
-    """A loss that ends its process the first time, and fails with an error when told to."""
-
-    def __init__(self, marker: Path, message: str = "") -> None:
-        self.marker, self.message = marker, message
-
-    def __call__(self, out: Tensor, labels: Tensor) -> Tensor:
-        if self.message:
-            raise ValueError(self.message)
-        if out.requires_grad and not self.marker.exists():
-            import os
-
-            self.marker.touch()
-            os._exit(1)
-        return nn.functional.cross_entropy(out, labels)
 
 
 def test_a_worker_that_dies_costs_a_repetition(cluster: RayCluster, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
 from undrift.config import EngineConfig
@@ -27,6 +27,7 @@ from undrift.engines.base import Engine, Lost, Pending, Scores, chunks
 from undrift.engines.local import outcome_like
 from undrift.errors import ConfigError, RunError
 from undrift.federation import Pair
+from undrift.split.remote import ActorLostError
 from undrift.tree import Packing, clone
 from undrift.worker import Cast, Job, Outcome, Score, Work, Worker
 
@@ -169,6 +170,18 @@ def _evaluate(parcels: list[Any], model: Array, pieces: list[tuple[str, int]]) -
     return [site.worker.evaluate_chunk(site.sets[name], start) for name, start in pieces]
 
 
+class _Actor:
+    """Any object in a process of its own."""
+
+    def __init__(self, parcels: list[Any], kind: type, *arguments: Any) -> None:
+        torch.set_num_threads(1)
+        self.it = kind(Worker(ray.get(parcels[0]).open()), *arguments)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the object."""
+        return getattr(self.it, method)(*arguments)
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Which cluster to use, and what one worker takes of it."""
@@ -287,6 +300,35 @@ class Ray:
             raise RunError(f"{who}: {type(error.cause).__name__}: {_first_line(error.cause)}") from None
         except RayError as error:
             raise RunError(f"{who}: {type(error).__name__}: {_first_line(error)}") from None
+
+    def spawn(self, kind: type, *arguments: Any) -> Any:
+        """An actor: ``kind(Worker(work), *arguments)`` in a process of its own.
+
+        Actors take no CPU of the cluster's count: those who wait for each other's messages must all have a place.
+        """
+        actor: Any = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(_Actor)
+        return actor.remote(self._parcels, kind, *arguments)
+
+    def call(self, actor: Any, method: str, *arguments: Any, returns: int = 1) -> Any:
+        """Ask for a method's result."""
+        return actor.call.options(num_returns=returns).remote(method, *arguments)
+
+    def get(self, promises: Sequence[Any]) -> list[Any]:
+        """Wait for results."""
+        try:
+            return list(ray.get(list(promises)))
+        except (RayActorError, ObjectLostError) as error:
+            raise ActorLostError(_first_line(error)) from None
+        except RayTaskError as error:
+            # An actor that was to use another's result fails with the other's end.
+            if isinstance(error.cause, RayActorError | ObjectLostError):
+                raise ActorLostError(_first_line(error)) from None
+            raise RunError(f"split round: {type(error.cause).__name__}: {_first_line(error.cause)}") from None
+
+    def end(self, actors: Sequence[Any]) -> None:
+        """End actors."""
+        for actor in actors:
+            ray.kill(actor)
 
     def close(self) -> None:
         """Give back the object store's room; end the cluster if this run started it."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 _NOTHING = contextlib.nullcontext()
 
-PARTS = ("data", "forward/backward", "rule", "aggregation", "server learning", "evaluation", "waiting")
+PARTS = ("data", "forward/backward", "main server", "rule", "aggregation", "server learning", "evaluation", "waiting")
 
 
 class Clock:

@@ -161,7 +161,7 @@ class SplitRounds(FullRounds):
         if self.algorithm.copies and not seats[0].visits:
             self.main.weights.copy_(cast.x[self.halves.size :])
         messages = []
-        with self.worker.clock("clients' forward"):
+        with self.worker.clock("forward/backward"):
             for seat in seats:
                 self._sit(seat)
                 messages.append(seat.smash(training))
@@ -177,7 +177,7 @@ class SplitRounds(FullRounds):
         for message, gradient in zip(messages, gradients, strict=True):
             tally.count(message)
             tally.count(gradient)
-        with self.worker.clock("clients' backward"):
+        with self.worker.clock("forward/backward"):
             for seat, gradient, loss in zip(seats, gradients, losses, strict=True):
                 self._sit(seat)
                 seat.learn(gradient, loss, training)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,10 +134,22 @@ def work_of(config: Config, data: DataSet | None = None) -> Work:
 MakeEngine = Callable[[Work, Worker, int | None], Engine]
 
 
+@contextlib.contextmanager
+def _installed(extra: str, package: str) -> Iterator[None]:
+    """Say what to install where an engine's package is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise ConfigError(f"engine.name = {extra!r} needs: pip install 'undrift[{extra}]'") from None
+
+
 def maker_of(config: Config) -> MakeEngine:
     """What makes the engine."""
     if config.engine.name == "ray":
-        from undrift.engines.ray import ray_engine
+        with _installed("ray", "ray"):
+            from undrift.engines.ray import ray_engine
 
         return ray_engine(config.engine)
     return engine_for
@@ -165,7 +178,8 @@ def run_config(
         ).go()  # fmt: skip
 
     if config.engine.name == "flower":
-        from undrift.flower.run import run_on_sites
+        with _installed("flower", "flwr"):
+            from undrift.flower.run import run_on_sites
 
         return run_on_sites(config, out, resume, go)
     return go(work_of(config, data), maker_of(config))

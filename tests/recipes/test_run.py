@@ -49,10 +49,17 @@ def test_tuning_is_decided_on_validation_data_and_shared(tmp_path: Path) -> None
     assert [entry["setting"] for entry in tried] == [{"train.lr": 1e-6}, {"train.lr": 0.1}]
 
 
+def test_an_arm_alone_still_uses_what_was_tuned_for_another(tmp_path: Path) -> None:
+    outcome = reproduce(TOY, options(tmp_path, seeds=1, only=("again",)))
+    assert outcome.chosen["FSL again"].setting == {"train.lr": 0.1}
+    assert outcome.chosen["FSL again"].how == "that of FSL (tuned on validation data)"
+    assert list(outcome.runs) == ["FSL again"]
+
+
 def test_a_fixed_setting_is_not_tuned(tmp_path: Path) -> None:
     outcome = reproduce(TOY, options(tmp_path, seeds=1, only=("FSL",), fixed={"FSL": {"train.lr": 0.05}}))
     assert outcome.chosen["FSL"].setting == {"train.lr": 0.05}
-    assert outcome.chosen["FSL"].how == "given"
+    assert outcome.chosen["FSL"].how == "given by --fix"
     assert not (tmp_path / "FSL" / "tuning").exists()
 
 
@@ -60,7 +67,8 @@ def test_finished_runs_are_used_again_wherever_the_data_lie(tmp_path: Path) -> N
     once = options(tmp_path, seeds=1, tune=False, only=("FedAvg",))
     run = reproduce(TOY, once).runs["FedAvg"][0]
     path = run.out / "config.toml"
-    path.write_text(path.read_text().replace('name = "digits"', 'name = "digits"\nroot = "/elsewhere"'))
+    elsewhere = path.read_text().replace('name = "digits"', 'name = "digits"\nroot = "/elsewhere"')
+    path.write_text(elsewhere.replace("weight_decay = 0.0\n", ""))  # as if the key had come later
     before = (run.out / "metrics.jsonl").stat().st_mtime_ns
     reproduce(TOY, once)
     assert (run.out / "metrics.jsonl").stat().st_mtime_ns == before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from undrift.recipes.fsl import ENDED, GAMMAS, HALF, MANY_CIFAR
+from undrift.recipes.fsl import ENDED, GAMMAS, HALF, MANY_CIFAR, UNTUNED_VALUES
 from undrift.recipes.recipe import Arm, Recipe, Tuning
 
 BEST = {HALF: 203, ENDED: 0.6144}
@@ -27,6 +27,7 @@ COMBINATIONS = Recipe(
     seeds=2, tuning=Tuning(rounds=100),
     notes=(
         "The paper's column holds its best line, FSL with n_0=500; no paper tried these combinations.",
+        UNTUNED_VALUES,
         "Rolling accuracy, one evaluation every 10 rounds.",
     ),
 )  # fmt: skip

@@ -58,6 +58,10 @@ _ROLLING = (
     "Accuracy is the rolling accuracy: the mean over the evaluations of the latest 20 rounds, made every 10 rounds."
 )
 _BATCH = "The paper gives no batch size for scenario 1; 50 is our reading."
+UNTUNED_VALUES = (
+    "The values that stand in the recipe (rate .02, gamma 1; FedDyn: alpha .1) come from an earlier trial whose test "
+    "accuracy was known: where they are used untuned, the choice was not blind to the test set."
+)
 _WIDE = (0.5, 1.0, 1.5, 2.0, "ds")
 
 
@@ -92,7 +96,8 @@ TABLE_1 = Recipe(
     seeds=2, tuning=Tuning(rounds=100),
     notes=(
         _ROLLING,
-        "The paper's client rate is .01 (FedDyn: .05); here it is part of the sweep, over .01 and .02.",
+        "The paper's client rate is .01 (FedDyn: .05). The sweep here also has .02, a rate that the paper did not use.",
+        UNTUNED_VALUES,
         "Server learning is tuned once, for n_0=500; the other sizes and sources use what was chosen there.",
         "FedAvg and SCAFFOLD are not in the paper's table; FedAvg has the server rate 1, SCAFFOLD the square root of "
         "the cohort, as server learning has.",

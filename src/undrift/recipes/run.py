@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import undrift.assemble
 import undrift.display  # noqa: F401  forked runs must not import code that was changed meanwhile
 from undrift.batch import Planned, run_many
-from undrift.config import MeasureConfig, parse
+from undrift.config import MeasureConfig, parse, read
 from undrift.data.loading import data_root
 from undrift.errors import ConfigError
 from undrift.files import read_lines
@@ -30,6 +29,8 @@ from undrift.recipes.scale import scaled
 from undrift.recipes.standin import stand_in
 
 Watch = Callable[[int, str, str], None]
+TUNED, INCOMPLETE = "tuned on validation data", "tuned on validation data as far as the tuning runs have been made"
+GIVEN, UNTUNED, NO_SWEEP = "given by --fix", "the recipe's own value, NOT tuned in this result", "fixed, nothing swept"
 TUNING_EVERY = 10
 """Tuning runs are evaluated this often at most."""
 
@@ -86,7 +87,7 @@ def reproduce(recipe: Recipe, options: Options, watch: Watch | None = None) -> O
     started = time.monotonic()
     late = _deadline(started, options.budget)
     arms = arms_of(recipe, options)
-    chosen, failures = _tune(recipe, options, arms, late, watch)
+    chosen, failures = _tune(recipe, options, _with_sources(recipe, arms), late, watch)
     seeds = range(options.seeds or recipe.seeds)
     runs = {
         label: [planned(recipe, options, arm, chosen[label].setting, seed) for seed in seeds]
@@ -107,6 +108,13 @@ def arms_of(recipe: Recipe, options: Options) -> list[Arm]:
         labels = "; ".join(full_label(arm) for arm in recipe.arms)
         raise ConfigError(f"--only {', '.join(options.only)}: no such arm in {recipe.name} (there are: {labels})")
     return arms
+
+
+def _with_sources(recipe: Recipe, arms: Sequence[Arm]) -> list[Arm]:
+    """The arms and those whose tuning they rely on."""
+    sources = [recipe.arm(arm.group, arm.tuned_with) for arm in arms if arm.tuned_with]
+    more = {full_label(arm): arm for arm in sources if arm is not None and arm not in arms}
+    return [*arms, *more.values()]
 
 
 def settings_of(recipe: Recipe, options: Options, arm: Arm, setting: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,8 +162,8 @@ def finished(run: Planned) -> bool:
     """Whether the folder holds this very run, finished."""
     if not (run.out / "summary.json").exists():
         return False
-    stored = tomllib.loads((run.out / "config.toml").read_text())
-    a, b = matters(stored), matters(run.config.complete())
+    # Read as a configuration, so that keys that came later have their defaults.
+    a, b = matters(read(run.out / "config.toml").complete()), matters(run.config.complete())
     if b.pop("train.eval_every") % a["train.eval_every"] == 0:
         del a["train.eval_every"]
     if a != b:
@@ -201,7 +209,7 @@ def _tune(
         open_keys = {key: values for key, values in arm.sweep.items() if key not in given and len(values) > 1}
         start = {**{key: arm.settings[key] for key in arm.sweep if key in arm.settings}, **given}
         axes[label] = list(open_keys.items()) if options.tune and arm.tuned_with is None else []
-        how = "tuned" if axes[label] else "given" if given else "as the paper's" if not arm.sweep else "not tuned"
+        how = TUNED if axes[label] else GIVEN if given else NO_SWEEP if not arm.sweep else UNTUNED
         chosen[label] = Chosen(start, how)
     failures: dict[str, str] = {}
     for stage in range(max((len(a) for a in axes.values()), default=0)):
@@ -236,7 +244,7 @@ def _choose(chosen: Chosen, tries: Sequence[tuple[dict[str, Any], Planned]]) -> 
     if done:
         chosen.setting = dict(max(done, key=lambda item: item[0])[1])
     if len(done) < len(scores):
-        chosen.how = "tuning incomplete"
+        chosen.how = INCOMPLETE
 
 
 def score_of(run: Planned) -> float | None:
@@ -254,7 +262,7 @@ def _adopt(recipe: Recipe, arm: Arm, chosen: dict[str, Chosen], given: Mapping[s
     if source is not None:
         setting = {key: value for key, value in source.setting.items() if key in arm.sweep or key in given}
         mine = chosen[full_label(arm)]
-        mine.setting, mine.how = {**mine.setting, **setting, **given}, f"as tuned for {arm.tuned_with}"
+        mine.setting, mine.how = {**mine.setting, **setting, **given}, f"that of {arm.tuned_with} ({source.how})"
 
 
 def _make(

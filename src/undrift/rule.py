@@ -341,5 +341,10 @@ class Masked(Rule):
 
 def masked(rule: Rule, layers: int | Sequence[str], name: str = "") -> Masked:
     """``rule`` on the last ``layers`` layers with parameters, or on the layers with these names."""
+    for link in rule.links if isinstance(rule, Chain) else (rule,):
+        if type(link).federate is not Rule.federate or type(link).after is not Rule.after:
+            raise ConfigError(
+                f"masked: {link.name!r} acts on data or whole models, so it cannot be kept to some layers"
+            )
     chosen = layers if isinstance(layers, int) else tuple(layers)
     return Masked(rule, chosen, name or f"masked-{rule.name}", rule.owns)

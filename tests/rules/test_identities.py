@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import undrift as ud
 from undrift.engines.base import Lost, Serial
-from undrift.errors import RunError
+from undrift.errors import ConfigError, RunError
 from undrift.federation import from_clients
 from undrift.models.layers import Dropout
 from undrift.plan import Plan
@@ -81,6 +81,20 @@ def test_bit_for_bit(dtype: torch.dtype, changes: dict[str, Any]) -> None:
         trained(ud.fedpvr(1) + ud.fsl(gamma=0.0), model, **changes), trained(ud.fedpvr(1), model, **changes)
     )
     assert same_bits(trained(ud.fedavg() + ud.fedavg(), model, **changes), average)
+
+
+def test_without_weight_the_server_takes_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even steps at rate 0, which cost time and turn an infinite gradient into NaN."""
+    monkeypatch.delattr(Worker, "learn")
+    for rule in (ud.fsl(gamma=0.0), ud.fsl(gamma=0.0, incremental=False), ud.fedpvr(1) + ud.fsl(gamma=0.0)):
+        trained(rule, rounds=2)
+    trained(ud.fsl(gamma=0.0, incremental=False, server_weight=0.3), rounds=2)
+
+
+def test_what_cannot_be_kept_to_layers_is_refused() -> None:
+    for rule, name in ((ud.fsl(), "fsl"), (ud.ds(), "ds"), (ud.scaffold() + ud.fsl(), "fsl")):
+        with pytest.raises(ConfigError, match=f"masked: '{name}'"):
+            ud.masked(rule, 1)
 
 
 def test_clients_draw_the_same_whatever_the_server_learns() -> None:

@@ -15,7 +15,7 @@ from undrift.flower.link import register
 from undrift.flower.processes import child, last_lines, until_stopped
 from undrift.flower.setup import ServerFolder
 
-_START = 60.0
+_START = 180.0
 
 
 def serve(folder: Path, say: Callable[[str], None], host: str = "0.0.0.0") -> None:

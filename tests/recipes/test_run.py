@@ -92,6 +92,7 @@ def test_no_budget_no_run_and_missing_is_said(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("summary.json"))
     evidence = evidence_of(outcome, "undrift reproduce toy")
     assert len(evidence["missing"]) == 6
+    assert "NOT tuned" in evidence["arms"][0]["chosen"]
     assert {row[4] for row in result_rows(evidence)} == {"missing"}
     assert "Missing runs (6)" in results_page([evidence])
 

@@ -244,7 +244,8 @@ def _choose(chosen: Chosen, tries: Sequence[tuple[dict[str, Any], Planned]]) -> 
     if done:
         chosen.setting = dict(max(done, key=lambda item: item[0])[1])
     if len(done) < len(scores):
-        chosen.how = INCOMPLETE
+        some = any(entry["validation_accuracy"] is not None for entry in chosen.tried)
+        chosen.how = INCOMPLETE if some else UNTUNED
 
 
 def score_of(run: Planned) -> float | None:

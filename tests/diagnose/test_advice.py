@@ -22,7 +22,7 @@ from undrift.diagnose import Findings, advise, probe
 from undrift.diagnose.advice import Candidate, drifting_layers
 from undrift.diagnose.costs import bytes_of, configured
 from undrift.diagnose.plan import dealt_at_random, plan_probe
-from undrift.diagnose.race import cost, heats, race, racers, rounds_for
+from undrift.diagnose.race import Standing, cost, heats, race, racers, ranked, rounds_for
 
 Settings = dict[str, Any]
 
@@ -214,6 +214,19 @@ def test_heats_and_budget() -> None:
     assert rounds_for(280, 8) == 40
     with pytest.raises(ud.ConfigError, match="needs at least"):
         rounds_for(3, 8)
+
+
+def test_a_fedavg_that_was_let_into_the_last_heat_keeps_its_place_unless_it_wins() -> None:
+    config = parse(digits("iid"))
+    first, second, plain = racers(config, [Candidate("fsl"), Candidate("scaffold")], [1.0])
+
+    def order(reached: float) -> list[str]:
+        guest = Standing(plain, 8, reached, 0.0, earned=(2, 0.1))
+        rest = [Standing(second, 4, 0.5, 0.0, earned=(4, 0.5)), Standing(first, 8, 0.7, 0.0, earned=(8, 0.7))]
+        return [standing.racer.candidate.name for standing in ranked([guest, *rest])]
+
+    assert order(0.6) == ["fsl", "scaffold", "fedavg"]
+    assert order(0.8) == ["fedavg", "fsl", "scaffold"]
 
 
 def race_of(config: Config, out: Path) -> dict[str, float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from undrift.batch import Planned, run_many
@@ -54,6 +54,8 @@ class Standing:
     """Rolling accuracy on validation data; it decides."""
     test: float
     """Final test accuracy, for information."""
+    earned: tuple[int, float]
+    """Rounds and validation accuracy of the last heat that it qualified for."""
 
 
 def racers(config: Config, candidates: Sequence[Candidate], factors: Sequence[float]) -> list[Racer]:
@@ -100,11 +102,20 @@ def race(
     for number, (count, length) in enumerate(heats(len(field), rounds), 1):
         last = number == len(HEATS)
         running = _best(running, standings)[:count] if standings else running
-        if last:
-            running = _with_baseline(running, field, standings)
-        _heat(running, length, out / f"heat{number}", standings, _shifted(watch, done), jobs)
+        guests = _baseline(running, field, standings) if last else []
+        earned = {guest.name: standings[guest.name].earned for guest in guests}
+        _heat([*running, *guests], length, out / f"heat{number}", standings, _shifted(watch, done), jobs)
         done += len(running)
-    return sorted(standings.values(), key=lambda s: (s.rounds, s.validation), reverse=True)
+        for name in earned.keys() & standings.keys():
+            standings[name] = replace(standings[name], earned=earned[name])
+    return ranked(list(standings.values()))
+
+
+def ranked(standings: Sequence[Standing]) -> list[Standing]:
+    """By the last heat that each qualified for; but FedAvg wins where it turns out best over the full length."""
+    order = sorted(standings, key=lambda s: s.earned, reverse=True)
+    best = max(standings, key=lambda s: (s.rounds, s.validation))
+    return [best, *(standing for standing in order if standing is not best)]
 
 
 def _shifted(watch: Watch | None, before: int) -> Watch:
@@ -117,11 +128,12 @@ def _best(running: Sequence[Racer], standings: dict[str, Standing]) -> list[Race
     return sorted(able, key=lambda racer: standings[racer.name].validation, reverse=True)
 
 
-def _with_baseline(running: list[Racer], field: Sequence[Racer], standings: dict[str, Standing]) -> list[Racer]:
+def _baseline(running: list[Racer], field: Sequence[Racer], standings: dict[str, Standing]) -> list[Racer]:
+    """FedAvg at its best rate so far, where it did not qualify."""
+    if any(racer.candidate.name == BASELINE for racer in running):
+        return []
     plain = [racer for racer in field if racer.candidate.name == BASELINE and racer.name in standings]
-    if not plain or any(racer.candidate.name == BASELINE for racer in running):
-        return running
-    return [*running, max(plain, key=lambda racer: (standings[racer.name].rounds, standings[racer.name].validation))]
+    return sorted(plain, key=lambda racer: standings[racer.name].earned, reverse=True)[:1]
 
 
 def _heat(
@@ -140,6 +152,7 @@ def _heat(
         if racer.name not in failures:
             history = read_lines(out / racer.name / "metrics.jsonl")
             reached = rolling(history, "validation_accuracy")[-1]
-            standings[racer.name] = Standing(racer, rounds, reached, history[-1]["test_accuracy"])
+            score = history[-1]["test_accuracy"]
+            standings[racer.name] = Standing(racer, rounds, reached, score, earned=(rounds, reached))
     if not standings:
         raise RunError(f"no racer finished: {next(iter(failures.values()))}")

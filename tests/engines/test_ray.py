@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift as ud
+from undrift.config import EngineConfig
 from undrift.errors import ConfigError, RunError
 from undrift.federation import Federation, from_clients
 from undrift.plan import Plan
@@ -25,7 +26,7 @@ from undrift.worker import Loss, Work
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster as RayCluster  # noqa: E402
 
-from undrift.engines.ray import Cluster  # noqa: E402
+from undrift.engines.ray import Cluster, ray_engine  # noqa: E402
 
 # Worker processes cannot import this file: what it defines travels by value.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -182,3 +183,8 @@ def test_an_error_at_a_client_names_it(cluster: RayCluster, tmp_path: Path) -> N
 def test_a_worker_larger_than_the_cluster_is_refused(cluster: RayCluster) -> None:
     with pytest.raises(ConfigError, match="a worker needs 512 CPUs"):
         Run(work(RULES["fedavg"]), None, make_engine=Cluster(cpus_per_worker=512)).go()
+
+
+def test_an_address_where_nobody_listens_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"engine.address = '127.0.0.1:1': no Ray cluster"):
+        ray_engine(EngineConfig(name="ray", address="127.0.0.1:1"))

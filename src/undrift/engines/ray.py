@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -339,7 +340,19 @@ class Ray:
 
 def ray_engine(settings: EngineConfig) -> Cluster:
     """What makes the engine of a configuration."""
+    _probe(settings.address)
     return Cluster(settings.address, settings.cpus_per_worker, settings.gpus_per_worker)
+
+
+def _probe(address: str | None) -> None:
+    """Refuse an address at which nobody listens at once; Ray itself would try for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=5).close()
+    except OSError as error:
+        raise ConfigError(f"engine.address = {address!r}: no Ray cluster ({error.strerror or error})") from None
 
 
 def _first_line(error: BaseException) -> str:

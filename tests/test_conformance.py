@@ -38,6 +38,8 @@ from undrift.rule import Chain, Rule
 from undrift.rules import RULES, named
 from undrift.schedule import Schedule
 from undrift.simulate import Result, Run, prepare
+from undrift.tree import leaves
+from undrift.worker import Cast, Job, Outcome, Worker
 
 FULL = ("fedavg", "fedprox", "scaffold", "fedpvr", "feddyn", "slowmo", "fedadc", "fsl", "ds", "centralised")
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -281,22 +283,39 @@ def assert_same_folders(one: Path, other: Path) -> None:
 
 
 class Killer(ud.Rule):
-    """A rule whose first client on a worker kills its process in the middle of its round."""
+    """A rule whose first client on a worker kills its process in the middle of its round.
+
+    Just before, it scribbles over the client's memory, as a process that dies while it answers may do.
+    """
 
     def __init__(self, flag: Path, driver: int) -> None:
-        self.flag, self.driver, self.steps = flag, driver, 0
+        self.flag, self.driver = flag, driver
+        self.spoiled: dict[str, Any] | None = None
 
     def gradient(self, g: Tensor, y: Tensor, at: ud.ClientAt) -> None:
         if at.round > 1 and os.getpid() != self.driver and not (mark := self.flag / str(at.round)).exists():
             mark.touch()
+            if self.spoiled is not None:
+                for value in leaves(self.spoiled).values():
+                    value.fill_(7.0)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("rule", [ud.fedavg(), ud.scaffold(), ud.feddyn(0.2) + ud.fsl()])
-def test_a_killed_worker_is_replaced_and_the_bits_stay(rule: Rule, workers: int, tmp_path: Path) -> None:
+def test_a_killed_worker_is_replaced_and_the_bits_stay(
+    rule: Rule, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quiet = facts(simulated(rule))
-    shaken = simulated(rule + Killer(tmp_path, os.getpid()), workers=workers)
+    killer = Killer(tmp_path, os.getpid())
+    original = Worker.client
+
+    def client(self: Worker, cast: Cast, job: Job) -> Outcome:
+        killer.spoiled = job.kept
+        return original(self, cast, job)
+
+    monkeypatch.setattr(Worker, "client", client)
+    shaken = simulated(rule + killer, workers=workers)
     assert len(list(tmp_path.iterdir())) == ROUNDS - 1
     assert {**facts(shaken), "summary": 0} == {**quiet, "summary": 0}
 

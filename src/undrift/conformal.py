@@ -10,6 +10,7 @@ classes than the test set: its coverage is ``sum_c q_i(c) * coverage of class c`
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -170,6 +171,8 @@ def _finished(folder: Path) -> tuple[Config, DataSet, nn.Module]:
     for name in ("config.toml", "model.safetensors"):
         if not (folder / name).exists():
             raise ConfigError(f"{folder}: no {name} there; the folder of a finished run is needed")
+    if "api" in tomllib.loads((folder / "config.toml").read_text()):
+        raise ConfigError(f"{folder}: a run made from Python; its data and model cannot be built again from its folder")
     config = read(folder / "config.toml")
     data = data_of(config)
     model = FlatModel(model_of(config.with_(("model.init", str(folder / "model.safetensors"))), data))

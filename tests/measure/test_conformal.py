@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
 import undrift as ud
@@ -80,3 +82,9 @@ def test_a_folder_without_a_run_and_an_impossible_level_are_refused(tmp_path: Pa
         conformal(tmp_path)
     with pytest.raises(ud.ConfigError, match=r"level 1\.5"):
         conformal(tmp_path, 1.5)
+
+
+def test_a_run_made_from_python_is_refused(tmp_path: Path) -> None:
+    ud.simulate(nn.Linear(2, 2), [(torch.randn(8, 2), torch.arange(8) % 2)], rounds=1, workers=0, out=tmp_path / "run")
+    with pytest.raises(ud.ConfigError, match="made from Python"):
+        conformal(tmp_path / "run")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import undrift as ud
 from undrift.assemble import run_config
 from undrift.config import parse
+from undrift.measure.chosen import chosen
 from undrift.measure.cka import Cka, centred_kernel, cka
 from undrift.measure.clients import ClassAccuracy, ClientAccuracy
 from undrift.measure.drift import Drift, Updates
@@ -207,6 +208,10 @@ def test_measures_leave_bits_unchanged_with_dropout_buffers_and_processes(tmp_pa
     run_config(parse(base | {"measure": ALL}), tmp_path / "on")
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("off", "on")]
     assert files[0] == files[1]
+
+
+def test_nothing_is_made_of_what_is_switched_off() -> None:
+    assert chosen(parse(digits()).measure) == ()
 
 
 def test_measures_come_every_so_many_evaluated_rounds() -> None:

@@ -96,7 +96,6 @@ class Findings:
     server: ServerData | None
     accuracy: float | None = None
     """FedAvg's after the probe's rounds."""
-    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def participation(self) -> float:

@@ -66,11 +66,11 @@ def _compare_losses(result: Result) -> None:
         entry["summary"]["same_work"] = bool(same_model and abs(fall - middle) <= CLOSE * abs(middle))
 
 
-def ratio(result: Result, bar: Bar) -> float | None:
-    """How many times as long the slow side takes, each side at its best; None if a side was not measured."""
+def ratio(result: Result, bar: Bar, key: str = "seconds_a_round") -> float | None:
+    """How many times as much the slow side takes, each side at its best; None if a side was not measured."""
     sides = []
     for names in (bar.fast, bar.slow):
-        found = [result["systems"][name]["summary"]["seconds_a_round"] for name in names if _has(result, name)]
+        found = [result["systems"][name]["summary"][key] for name in names if _has(result, name)]
         if not found:
             return None
         sides.append(min(found))
@@ -109,19 +109,27 @@ prototype for each class, plus noise), one after the other, with the same limit 
 
 
 def _bars(results: list[Result]) -> str:
-    lines = ["| work | bar | measured | met |", "|---|---|---|---|"]
+    lines = ["| work | bar | measured | the same in CPU time | met |", "|---|---|---|---|---|"]
     for result in results:
         for bar in WORKS[result["work"]].bars:
-            measured = ratio(result, bar)
+            measured, cpu = ratio(result, bar), ratio(result, bar, "cpu_seconds_a_round")
             wanted = f"≥ {bar.factor:.2g}x" if bar.factor > 1 else f"≤ {1 / bar.factor:.2f}x the time"
             if measured is None:
-                shown, met = "not measured", "–"
+                met = "not measured"
+            elif result["load_before"] > BUSY:
+                met = "not judged: machine in use"
             else:
-                shown = f"{measured:.2f}x" if bar.factor > 1 else f"{1 / measured:.2f}x the time"
                 met = "yes" if measured >= bar.factor else "**no**"
             mark = " (quick)" if result["quick"] else ""
+            shown = " | ".join(_factor(value, bar) for value in (measured, cpu))
             lines.append(f"| {result['work']}{mark} | {bar.text} ({wanted}) | {shown} | {met} |")
     return "\n".join(lines) + "\n" if len(lines) > 2 else ""
+
+
+def _factor(value: float | None, bar: Bar) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.2f}x" if bar.factor > 1 else f"{1 / value:.2f}x the time"
 
 
 def _conditions(result: Result) -> str:
@@ -155,7 +163,7 @@ def _section(result: Result) -> str:
             lines.append(f"| {entry['label']} | left out: others use the machine | | | | | | |")
             continue
         if found is None:
-            lines.append(f"| {entry['label']} | failed: {entry['runs'][0]['failed']} | | | | | |")
+            lines.append(f"| {entry['label']} | failed: {entry['runs'][0]['failed']} | | | | | | |")
             continue
         if growth:
             against = f"{found['parameters']:,}"

@@ -9,6 +9,7 @@ import pytest
 
 from undrift.errors import ConfigError
 from undrift.recipes.evidence import difference, falls_short, read_evidence, spread
+from undrift.recipes.run import TUNED, UNTUNED
 from undrift.recipes.tables import (
     END,
     START,
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 def evidence(**more: Any) -> dict[str, Any]:
     arm: dict[str, Any] = {
-        "label": "FSL", "group": "", "algorithm": "fsl", "setting": {"train.lr": 0.02}, "chosen": "tuned", "tried": [],
+        "label": "FSL", "group": "", "algorithm": "fsl", "setting": {"train.lr": 0.02}, "chosen": TUNED, "tried": [],
         "configuration": None, "paper": {"rounds_to:0.5": 203, "rolling_accuracy": 0.6144}, "runs": [], "missing": [],
         "ours": {"rounds_to:0.5": spread([90, 110]), "rolling_accuracy": spread([0.6, 0.61])},
     }  # fmt: skip
@@ -40,6 +41,7 @@ def evidence(**more: Any) -> dict[str, Any]:
 
 def test_rows_show_paper_ours_and_difference() -> None:
     rows = result_rows(evidence())
+    assert result_rows(evidence(arms=[evidence()["arms"][0] | {"chosen": UNTUNED}]))[0][1] == "lr=0.02 †"
     assert rows[0] == ("FSL", "lr=0.02", "rounds to 50% (rolling)", "203", "100 ± 14 (2)", "-103")
     assert rows[1][3:] == ("0.6144", "0.6050 ± 0.0071 (2)", "-0.0094")
 

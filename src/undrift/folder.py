@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,16 @@ class Folder:
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Add a record to a JSON-lines file."""
         with open(self.path / name, "a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: such a number is null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _refuse_other(path: Path, settings: Settings) -> None:

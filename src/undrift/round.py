@@ -93,7 +93,7 @@ class FullRounds:
         self.worker = worker
         self.observers = observers
         self.total_weight = work.plan.total_weight(work.federation)
-        self.samples = int(work.federation.sizes.sum())
+        self.samples = int(work.federation.offsets[-1])
         self._informed: set[int] = set()
 
     def skip(self, round: int) -> None:
@@ -141,7 +141,7 @@ class FullRounds:
     def _server_round(self, cast: Cast, totals: Totals, server: Server) -> Server:
         rule = self.work.rule
         at = self._server_at(cast, totals, server)
-        step, state = rule.server(at.delta, at)
+        step, state = rule.server(rule.mean(at.delta, at), at)
         x = rule.after(cast.x + at.server_lr * step, at)
         if not math.isfinite(float(x.dot(x))):
             raise DivergedError(f"round {cast.round}: the server model is not finite after the server step")

@@ -10,6 +10,7 @@ given. FedAvg is the rule without hooks. The places, in the order of a round:
 ``shift``        where the gradient is taken (moves ``y`` in place)
 ``gradient``     the gradient (changed in place)
 ``up``           what comes up with the update, what stays at the client
+``mean``         the cohort's mean update, where somebody else is to be counted in
 ``server``       the server step: from the mean update to the step that is taken
 ``after``        after the server step
 ===============  ==========================================================================
@@ -154,6 +155,10 @@ class Rule:
         """What is sent with the update, and what the client keeps."""
         return {}, {}
 
+    def mean(self, delta: Tensor, at: ServerAt) -> Tensor:
+        """The mean update that the server step starts from."""
+        return delta
+
     def server(self, step: Tensor, at: ServerAt) -> tuple[Tensor, Tree]:
         """The step to take instead of ``step``, and the server's new memory."""
         return step, {}
@@ -228,6 +233,11 @@ class Chain(Rule):
 
     def _own(self, link: Rule, at: ServerAt) -> ServerAt:
         return replace(at, state=at.state[link.name], up=at.up[link.name])
+
+    def mean(self, delta: Tensor, at: ServerAt) -> Tensor:
+        for link in self.links:
+            delta = link.mean(delta, self._own(link, at))
+        return delta
 
     def server(self, step: Tensor, at: ServerAt) -> tuple[Tensor, Tree]:
         state = {}
@@ -342,7 +352,7 @@ class Masked(Rule):
 def masked(rule: Rule, layers: int | Sequence[str], name: str = "") -> Masked:
     """``rule`` on the last ``layers`` layers with parameters, or on the layers with these names."""
     for link in rule.links if isinstance(rule, Chain) else (rule,):
-        if type(link).federate is not Rule.federate or type(link).after is not Rule.after:
+        if any(getattr(type(link), hook) is not getattr(Rule, hook) for hook in ("federate", "mean", "after")):
             raise ConfigError(
                 f"masked: {link.name!r} acts on data or whole models, so it cannot be kept to some layers"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import platform
 import signal
@@ -368,7 +369,7 @@ def simulate(
     )  # fmt: skip
     rule = algorithm or FedAvg()
     work = prepare(model, rule, federation, plan, loss, device)
-    folder = Folder(Path(out), _described(plan, rule), resume=resume) if out is not None else None
+    folder = Folder(Path(out), _described(work, rule), resume=resume) if out is not None else None
     return Run(work, workers, tuple(measures), folder, progress).go()
 
 
@@ -376,5 +377,10 @@ def _laid_out(pair: Pair | None) -> Pair | None:
     return None if pair is None else (channels_last(torch.as_tensor(pair[0])), torch.as_tensor(pair[1]))
 
 
-def _described(plan: Plan, rule: Rule) -> dict[str, Any]:
-    return {"api": "simulate", "algorithm": repr(rule), "plan": repr(plan)}
+def _described(work: Work, rule: Rule) -> dict[str, Any]:
+    """What a run from Python is recognised by when it is resumed."""
+    federation, digest = work.federation, hashlib.sha256()
+    for tensor in (*work.module.state_dict().values(), federation.y, federation.x.sum(dtype=torch.float64)):
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    digest.update(federation.indices.tobytes() + federation.offsets.tobytes())
+    return {"api": "simulate", "algorithm": repr(rule), "plan": repr(work.plan), "start": digest.hexdigest()}

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from undrift.engines.base import Lost, Pending, Scores, chunks
-from undrift.errors import RunError
+from undrift.errors import ConfigError, RunError
 from undrift.rule import ClientAt
-from undrift.tree import Packing, Tree
+from undrift.tree import Packing, Tree, leaves
 from undrift.worker import Cast, Job, Outcome, Score, Work, Worker
 
 _AHEAD = 2
@@ -48,6 +48,11 @@ def outcome_like(work: Work, x: Tensor, buffers: Tensor) -> Tree:
     at = ClientAt(x, work.rule.down(state, 1), kept, 1.0, 1, 1, lambda: torch.zeros_like(x))
     at.local = work.rule.start(at)
     up, kept = work.rule.up(x, at)
+    for path, leaf in leaves({"down": at.down, "up": up, "kept": kept}).items():
+        if leaf.dtype != x.dtype:
+            raise ConfigError(
+                f"rule: {path} is {leaf.dtype}; state and messages must be {x.dtype}, as the model"
+            )
     return {"delta": x, "buffers": buffers, "up": up, "kept": kept}
 
 

@@ -23,12 +23,11 @@ from torch import Tensor
 from undrift.errors import ConfigError
 from undrift.rule import Rule, ServerAt
 from undrift.schedule import Kind, Schedule
-from undrift.tree import Tree
 
 
 @dataclass(frozen=True)
 class Fsl(Rule):
-    """Server learning; acts last in a round, whatever its place in a chain."""
+    """Server learning; whatever its place in a chain, it acts last in a round (``server_weight``: in the mean)."""
 
     gamma: float | Literal["ds"] = 1.0
     gamma_schedule: Kind = "constant"
@@ -63,11 +62,11 @@ class Fsl(Rule):
         if self.server_weight is not None and self.incremental:
             raise ConfigError("fsl.server_weight: only with incremental = false (server and clients start together)")
 
-    def server(self, step: Tensor, at: ServerAt) -> tuple[Tensor, Tree]:
+    def mean(self, delta: Tensor, at: ServerAt) -> Tensor:
         if self.server_weight is None or self.gamma == 0:
-            return step, {}
+            return delta
         delta_0 = self._learn(at.x, at) - at.x
-        return (1 - self.server_weight) * step + self.server_weight * delta_0, {}
+        return (1 - self.server_weight) * delta + self.server_weight * delta_0
 
     def after(self, x: Tensor, at: ServerAt) -> Tensor:
         if self.gamma == 0 or self.server_weight is not None:

@@ -1,0 +1,96 @@
+"""Places where parts meet: the server in the mean, what a Python run is recognised by, what engines can carry."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import undrift as ud
+from undrift.folder import Folder
+from undrift.rule import ClientAt
+from undrift.tree import Tree
+
+Pair = tuple[Tensor, Tensor]
+
+
+def clients(shift: float = 0.0) -> list[Pair]:
+    make = torch.Generator().manual_seed(3)
+    return [
+        (torch.randn(n, 4, generator=make, dtype=torch.float64) + shift, torch.arange(n) % 3) for n in (6, 9, 12, 7)
+    ]
+
+
+def net() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(4, 3).double()
+
+
+def run(algorithm: ud.Rule, **settings: object) -> ud.Result:
+    x, y = clients()[0]
+    defaults: dict[str, object] = {"rounds": 3, "cohort": 2, "batch_size": 4, "lr": 0.1, "workers": 0}
+    return ud.simulate(net(), clients(), algorithm, server_data=(x, y), **(defaults | settings))  # type: ignore[arg-type]
+
+
+def weights(result: ud.Result) -> Tensor:
+    assert result.server is not None
+    return result.server.x
+
+
+def test_the_server_as_a_client_is_counted_in_before_the_momentum_whatever_the_order() -> None:
+    one_more = ud.fsl(incremental=False, server_weight=0.3)
+    first, last = run(one_more + ud.slowmo()), run(ud.slowmo() + one_more)
+    assert torch.equal(weights(first), weights(last))
+    assert not torch.equal(weights(first), weights(run(ud.slowmo())))
+
+
+def test_the_weight_of_shared_data_counts_the_clients_own_samples_only() -> None:
+    n_0, own, population = 6, 6 + 9 + 12 + 7, 4
+    by_name = run(ud.ds() + ud.fsl(gamma="ds"))
+    by_number = run(ud.ds() + ud.fsl(gamma=population * n_0 / own))
+    assert torch.equal(weights(by_name), weights(by_number))
+
+
+@pytest.mark.parametrize("change", ["model", "data", "rate"])
+def test_a_python_run_is_not_resumed_with_something_else(tmp_path: Path, change: str) -> None:
+    out = tmp_path / "run"
+    ud.simulate(net(), clients(), rounds=1, workers=0, out=out)
+    model, data, lr = net(), clients(), 0.01
+    if change == "model":
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+    elif change == "data":
+        data = clients(shift=1.0)
+    else:
+        lr = 0.02
+    with pytest.raises(ud.ConfigError, match="holds another run"):
+        ud.simulate(model, data, rounds=1, workers=0, lr=lr, out=out, resume=True)
+    ud.simulate(net(), clients(), rounds=1, workers=0, out=out, resume=True)
+
+
+@dataclass(frozen=True)
+class Counts(ud.Rule):
+    """Keeps a whole number, which a vector of the model's type cannot carry."""
+
+    def init_client(self, x: Tensor) -> Tree:
+        return {"rounds": torch.zeros(1, dtype=torch.int64)}
+
+    def up(self, y: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
+        return {}, {"rounds": at.kept["rounds"] + 1}
+
+
+def test_state_of_another_type_is_refused_where_it_would_be_rounded() -> None:
+    with pytest.raises(ud.ConfigError, match=r"kept/counts/rounds is torch\.int64"):
+        run(Counts(), workers=1)
+
+
+def test_records_hold_null_where_a_number_is_not_finite(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "run", {"seed": 0}, resume=False)
+    folder.append("metrics.jsonl", {"round": 1, "test_loss": float("nan"), "parts": [float("inf"), 1.0]})
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text()) == {
+        "round": 1, "test_loss": None, "parts": [None, 1.0],
+    }  # fmt: skip

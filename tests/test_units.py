@@ -292,18 +292,6 @@ def test_the_store_keeps_versions_until_a_checkpoint_is_made(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == [files[7]]
 
 
-def test_the_store_keeps_a_copy() -> None:
-    store = Store(memory(0))
-    own = memory(1)
-    store.put(0, own, round=1)
-    own["rule"]["c"].zero_()
-    assert value_of(store, 0) == 1
-    empty = Store({"rule": {}})
-    empty.put(0, {"rule": {}}, round=1)
-    assert empty.get(0) is None
-    assert len(empty) == 0
-
-
 # Files and folders.
 
 

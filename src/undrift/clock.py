@@ -38,7 +38,9 @@ class Clock:
 
     def each(self, part: str, items: Iterable[T]) -> Iterator[T]:
         """The items, with the time it takes to get each counted under ``part``."""
-        iterator = iter(items)
+        return self._each(part, iter(items)) if self.on else iter(items)
+
+    def _each(self, part: str, iterator: Iterator[T]) -> Iterator[T]:
         while True:
             with self(part):
                 try:

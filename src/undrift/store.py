@@ -15,7 +15,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save
 
 from undrift.files import write_atomic
-from undrift.tree import Tree, clone, grow, leaves, nbytes
+from undrift.tree import Tree, grow, leaves, nbytes
 
 
 class Store:
@@ -44,10 +44,10 @@ class Store:
         return None
 
     def put(self, client: int, kept: Tree, round: int) -> None:
-        """Replace what the client keeps; call it only for rounds that count."""
+        """Replace what the client keeps (the store owns it from now on); call it only for rounds that count."""
         if not self.each:
             return
-        self._memory[client] = clone(kept)
+        self._memory[client] = kept
         self._dirty[client] = round
         if len(self._memory) * self.each > self.budget:
             self.flush()

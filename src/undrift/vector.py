@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 from undrift.errors import ConfigError
 from undrift.files import write_atomic
@@ -142,7 +143,8 @@ class FlatModel:
         dtype = named[0][1].dtype
         self.weights = torch.empty(self.layout.size, dtype=dtype, device=device)
         self.grad = torch.zeros_like(self.weights)
-        self._parameters: list[Tensor] = [parameter for _, parameter in named]
+        self._parameters: tuple[Tensor, ...] = tuple(parameter for _, parameter in named)
+        self._views = [entry.of(self.weights) for entry in entries]
         self._grads = [entry.of(self.grad) for entry in entries]
         for parameter, entry, grad in zip(self._parameters, entries, self._grads, strict=True):
             view = entry.of(self.weights)
@@ -164,18 +166,23 @@ class FlatModel:
         self._counters = [(counter, counter.clone()) for counter in whole]
 
     def differentiate(self, loss: Tensor) -> tuple[Tensor, ...]:
-        """The gradient of ``loss``, one tensor for each parameter."""
-        return torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+        """The gradient of ``loss``, one tensor for each parameter.
+
+        What ``torch.autograd.grad`` gives, without its checks, which take a fifth of a small model's step.
+        """
+        found = Variable._execution_engine.run_backward(
+            (loss,), (torch.ones_like(loss),), False, False, self._parameters, True, accumulate_grad=False
+        )
+        return tuple(torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True))
 
     def flat(self, gradient: tuple[Tensor, ...]) -> Tensor:
         """A gradient as one vector (``grad``, overwritten)."""
         torch._foreach_copy_(self._grads, gradient)
         return self.grad
 
-    @torch.no_grad()
     def descend(self, gradient: tuple[Tensor, ...], lr: float) -> None:
         """``weights -= lr * gradient`` without gathering the gradient first: the same bits, one pass less."""
-        torch._foreach_add_(self._parameters, gradient, alpha=-lr)
+        torch._foreach_add_(self._views, gradient, alpha=-lr)
 
     def load(self, weights: Tensor, buffers: Tensor) -> None:
         """Copy a model's vectors in; counters (batch norm's batches) begin anew, whoever trained before."""

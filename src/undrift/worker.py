@@ -20,7 +20,7 @@ from undrift.federation import Federation, Indices, Pair
 from undrift.plan import Plan, batches
 from undrift.rule import Chain, ClientAt
 from undrift.streams import stream, torch_seed
-from undrift.tree import Tree
+from undrift.tree import Tree, clone, leaves
 from undrift.vector import FlatModel
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -107,8 +107,11 @@ class Worker:
         self.model = FlatModel(work.module, work.device)
         self.clock = Clock(work.profile)
 
-    def client(self, cast: Cast, job: Job) -> Outcome:
-        """A client's round: from the server model to an update, a message and what the client keeps."""
+    def client(self, cast: Cast, job: Job, delta: Tensor | None = None) -> Outcome:
+        """A client's round: from the server model to an update, a message and what the client keeps.
+
+        ``delta``: where to put the update, for engines that have a place for it.
+        """
         plan, rule, y = self.work.plan, self.work.rule, self.model.weights
         index = self.work.federation.rows(job.client)
         at = ClientAt(
@@ -133,10 +136,10 @@ class Worker:
                     rule.shift(y, at)
                 loss += self._step(x, labels, cast.lr, at if rule.corrects else None, "forward/backward") * len(labels)
                 visits += len(labels)
-        final = y.clone()
-        delta, buffers = final - cast.x, self.model.buffers.clone()
+        delta = y - cast.x if delta is None else torch.sub(y, cast.x, out=delta)
+        buffers = self.model.buffers.clone()
         with self.clock("rule"):
-            up, kept = rule.up(final, at)
+            up, kept = (_own(tree, y) for tree in rule.up(y, at))
         return Outcome(job.client, delta, buffers, up, kept, loss / visits, int(visits), at.steps)
 
     def learn(
@@ -271,3 +274,10 @@ class Worker:
 def without_data(work: Work) -> Work:
     """The same work for a party that brings its own data."""
     return replace(work, federation=replace(work.federation, x=work.federation.x[:0], y=work.federation.y[:0]))
+
+
+def _own(tree: Tree, y: Tensor) -> Tree:
+    """The tree without parts of ``y``, which the next client overwrites."""
+    if not any(leaf.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() for leaf in leaves(tree).values()):
+        return tree
+    return clone(tree)

@@ -50,9 +50,7 @@ def outcome_like(work: Work, x: Tensor, buffers: Tensor) -> Tree:
     up, kept = work.rule.up(x, at)
     for path, leaf in leaves({"down": at.down, "up": up, "kept": kept}).items():
         if leaf.dtype != x.dtype:
-            raise ConfigError(
-                f"rule: {path} is {leaf.dtype}; state and messages must be {x.dtype}, as the model"
-            )
+            raise ConfigError(f"rule: {path} is {leaf.dtype}; state and messages must be {x.dtype}, as the model")
     return {"delta": x, "buffers": buffers, "up": up, "kept": kept}
 
 
@@ -111,17 +109,17 @@ class _Failure:
 def _client(worker: Worker, memory: _Shared, slot: int, round: int, lr: float, client: int) -> Any:
     views, place = memory.cast_views, memory.slots[slot]
     cast = Cast(round, lr, views["x"], views["buffers"], views["down"])
-    out = worker.client(cast, Job(client, place["kept"]))
-    _copy({"delta": out.delta, "buffers": out.buffers, "up": out.up, "kept": out.kept}, place)
+    out = worker.client(cast, Job(client, place["kept"]), place["delta"])
+    _copy({"buffers": out.buffers, "up": out.up, "kept": out.kept}, place)
     return out.loss, out.visits, out.steps
 
 
 def _copy(source: Tree, target: Tree) -> None:
-    for name, value in target.items():
+    for name, value in source.items():
         if isinstance(value, dict):
-            _copy(source[name], value)
+            _copy(value, target[name])
         else:
-            value.copy_(source[name])
+            target[name].copy_(value)
 
 
 class _Process:

@@ -52,7 +52,10 @@ class Scaffold(Rule):
         g += at.local["correction"]
 
     def up(self, y: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
-        c = at.full_gradient() if self.option == 1 else (at.x - y) / (at.steps * at.lr) - at.local["correction"]
+        if self.option == 1:
+            c = at.full_gradient()
+        else:
+            c = (at.x - y).div_(at.steps * at.lr).sub_(at.local["correction"])
         return {"dc": c - at.kept["c"]}, {"c": c}
 
     def server(self, step: Tensor, at: ServerAt) -> tuple[Tensor, Tree]:

@@ -22,7 +22,7 @@ a curve only, or has no such line.
 """
 MARK = " †"
 FOOTNOTE = """
-Mean ± standard deviation over the seeds, whose number stands in brackets. † the value was given, not tuned on validation
+Mean ± standard deviation over the seeds, whose number stands in brackets. † the value was given, not tuned on held-out
 data. What was run how, what is missing and where we fall short: [results](results/README.md).
 """
 HEAD = ("algorithm", "setting", "metric", "paper", "ours", "difference")

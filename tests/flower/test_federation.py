@@ -203,8 +203,8 @@ def test_a_site_killed_bad_updates_and_strangers(world: World) -> None:
         mine = [reason for reason in reasons[round] if "site south" in reason]
         assert len(mine) == 1, reasons
         assert part in mine[0]
-    for name in strangers:
-        until(partial(world.says, name, "not connected"), 120, world.log(name).read_text)
+    for name, reason in strangers.items():
+        until(partial(world.says, name, f"not connected: {reason}"), 120, world.log(name).read_text)
         assert not world.says(name, "Traceback")
 
 
@@ -212,7 +212,7 @@ def _lost(site: str, line: dict[str, Any]) -> bool:
     return any(f"site {site}" in item["reason"] for item in line["lost"])
 
 
-def _strangers(world: World) -> list[str]:
+def _strangers(world: World) -> dict[str, str]:
     """A site with a key that the server does not know, and one that trusts another authority."""
     port = re.search(r"port = (\d+)", (world.folder / "hospitals" / "server" / "federation.toml").read_text())
     assert port is not None
@@ -221,4 +221,7 @@ def _strangers(world: World) -> list[str]:
     (world.folder / "other" / "unknown" / "ca.pem").write_bytes(trusted.read_bytes())
     for name in ("unknown", "foreign"):
         world.start(name, "undrift", "federation", "join", f"other/{name}", "--data", "east.npz")
-    return ["unknown", "foreign"]
+    return {
+        "unknown": "the server does not know this site's key",
+        "foreign": "the server's certificate is not from the authority",
+    }

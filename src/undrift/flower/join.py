@@ -36,7 +36,7 @@ from undrift.data.formats import read_npz
 from undrift.errors import RunError, UndriftError
 from undrift.flower.client_app import app
 from undrift.flower.link import ACQUIRE, patient
-from undrift.flower.processes import child, free_port, last_lines, until_stopped
+from undrift.flower.processes import child, free_port, trouble, until_stopped
 from undrift.flower.setup import SiteFolder
 
 _PAUSE = 0.2
@@ -67,7 +67,7 @@ def _attend(site: SiteFolder, data: Path, private: Path, say: Callable[[str], No
     with child("supernode", arguments, site.folder, log) as process:
         for _ in _tasks(process, f"127.0.0.1:{port}", secret):
             pass
-        say(f"site {site.name}: not connected ({last_lines(log)}); log: {log}; trying again")
+        say(f"site {site.name}: not connected: {trouble(log)}; log: {log}; trying again")
 
 
 def _arguments(site: SiteFolder, data: Path, port: int, secret: Path) -> list[str]:
@@ -75,7 +75,7 @@ def _arguments(site: SiteFolder, data: Path, port: int, secret: Path) -> list[st
     return [
         "--superlink", site.server, "--root-certificates", str(at / "ca.pem"), "--isolation", "process",
         "--host", "127.0.0.1", "--port", str(port), "--superexec-auth-secret-file", str(secret),
-        "--auth-supernode-private-key", str(at / "site.key"), "--auth-supernode-public-key", str(at / "site.pub"),
+        "--auth-supernode-private-key", str(at / "site.key"),
         "--node-config", f"folder={_quoted(at)} data={_quoted(data)}",
     ]  # fmt: skip
 

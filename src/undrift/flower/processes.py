@@ -70,3 +70,17 @@ def last_lines(log: Path, count: int = 3) -> str:
     """The end of a log, for an error message."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return " | ".join(lines[-count:])
+
+
+_REASONS = {
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not from the authority that this site trusts (ca.pem)",
+    "[code: 2004]": "the server does not know this site's key (site.key)",
+}
+
+
+def trouble(log: Path) -> str:
+    """Why a SuperNode ended: Flower writes it after its exit code, above the messages of the shutdown."""
+    lines = log.read_text(errors="replace").splitlines()
+    ends = [number for number, line in enumerate(lines) if "Exit Code:" in line]
+    why = " ".join(lines[ends[-1] + 1 : ends[-1] + 3]).strip() if ends else last_lines(log)
+    return next((reason for mark, reason in _REASONS.items() if mark in why), why)

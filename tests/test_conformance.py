@@ -310,9 +310,9 @@ def test_a_killed_worker_is_replaced_and_the_bits_stay(
     killer = Killer(tmp_path, os.getpid())
     original = Worker.client
 
-    def client(self: Worker, cast: Cast, job: Job) -> Outcome:
+    def client(self: Worker, cast: Cast, job: Job, delta: Tensor | None = None) -> Outcome:
         killer.spoiled = job.kept
-        return original(self, cast, job)
+        return original(self, cast, job, delta)
 
     monkeypatch.setattr(Worker, "client", client)
     shaken = simulated(rule + killer, workers=workers)

@@ -81,7 +81,7 @@ def _serve(pipe: Connection, work: Work, memory: _Shared) -> None:
     while True:
         try:
             task = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):  # who gave the work is gone
             return
         try:
             if task[0] == "client":
@@ -96,7 +96,8 @@ def _serve(pipe: Connection, work: Work, memory: _Shared) -> None:
                 answer = worker.evaluate_chunk(sets[name], start)
         except Exception as error:
             answer = _Failure(f"{type(error).__name__}: {error}")
-        pipe.send((number, answer, worker.clock.take()))
+        with contextlib.suppress(OSError):
+            pipe.send((number, answer, worker.clock.take()))
 
 
 @dataclass(frozen=True)

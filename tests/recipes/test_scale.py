@@ -30,6 +30,12 @@ def test_full_scale_changes_nothing() -> None:
     assert scaled(MANY_CIFAR, 1.0, rounds=7)["train"]["rounds"] == 7
 
 
+def test_milestones_move_with_the_rounds() -> None:
+    falling = merged(MANY_CIFAR, {"algorithm": {"name": "fsl", "fsl": {"gamma_milestones": [100, 200]}}})
+    assert scaled(falling, 0.1)["algorithm"]["fsl"]["gamma_milestones"] == [10, 20]
+    assert falling["algorithm"]["fsl"]["gamma_milestones"] == [100, 200]
+
+
 def test_differences_are_listed() -> None:
     found = differences(MANY_CIFAR, scaled(MANY_CIFAR, 0.5))
     assert "train.rounds: 1000 -> 500" in found

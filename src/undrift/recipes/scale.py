@@ -67,6 +67,9 @@ def _shrink(out: dict[str, Any], factor: float) -> None:
         train["milestones"] = [max(1, round(m * factor)) for m in train["milestones"]]
     if train.get("pretrain_epochs"):
         train["pretrain_epochs"] = max(1, round(train["pretrain_epochs"] * factor))
+    if moved := out.get("algorithm", {}).get("fsl", {}).get("gamma_milestones"):
+        out["algorithm"]["fsl"] = {**out["algorithm"]["fsl"],
+                                   "gamma_milestones": [max(1, round(m * factor)) for m in moved]}  # fmt: skip
     if server := out.get("server_data"):
         _shrink_server(server, factor, classes, limit // clients // part.get("classes", 1) * part.get("classes", 1))
 

@@ -32,11 +32,11 @@ COMBINATIONS = Recipe(
     notes=(
         "The paper's column holds its best line, FSL with n_0=500; no paper tried these combinations.",
         UNTUNED_VALUES,
-        "feddyn+fsl: FedDyn's h adds up the clients' moves away from the server's model. Under server learning these do "
-        "not die out, because clients undo what the server did, so h keeps growing; that is our explanation for the fast "
-        "rise and the decay after it at a constant gamma.",
-        "The line in which gamma falls (times .1 after rounds 100 and 200) was added after the test curve of the one with "
-        "a constant gamma had been seen.",
+        "feddyn+fsl: FedDyn's h adds up the clients' moves away from the server's model. Under server learning these "
+        "need not die out, because clients undo what the server did. That h keeps growing is our guess behind the "
+        "fast rise and the decay after it at a constant gamma; it has not been examined further.",
+        "The line in which gamma falls (times .1 after rounds 100 and 200) was added after the test curve of the one "
+        "with a constant gamma had been seen.",
         "Rolling accuracy, one evaluation every 10 rounds.",
     ),
 )  # fmt: skip

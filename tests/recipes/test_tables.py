@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,4 +96,4 @@ def test_committed_pages_are_what_the_evidence_says() -> None:
 def test_committed_evidence_names_no_place_of_a_machine() -> None:
     for path in (ROOT / "results").glob("*.json"):
         text = path.read_text(encoding="utf-8")
-        assert not [word for word in ("/home/", "/root/", "/work/", "/tmp/", "C:\\\\") if word in text], path.name
+        assert not re.search(r'"(/[^"/]+/|[A-Z]:)', text), path.name

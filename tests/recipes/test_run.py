@@ -49,6 +49,14 @@ def test_tuning_is_decided_on_validation_data_and_shared(tmp_path: Path) -> None
     assert [entry["setting"] for entry in tried] == [{"train.lr": 1e-6}, {"train.lr": 0.1}]
 
 
+def test_earlier_tuning_runs_are_told_where_a_setting_is_given(tmp_path: Path) -> None:
+    reproduce(TOY, options(tmp_path, seeds=1, only=("FSL",)))
+    evidence = evidence_of(reproduce(TOY, options(tmp_path, seeds=1, only=("FSL",), tune=False)), "x")
+    assert len(evidence["arms"][0]["tried"]) == 2
+    assert "NOT tuned" in evidence["arms"][0]["chosen"]
+    assert "Tried for FSL, validation accuracy: lr=1e-06:" in results_page([evidence])
+
+
 def test_an_arm_alone_still_uses_what_was_tuned_for_another(tmp_path: Path) -> None:
     outcome = reproduce(TOY, options(tmp_path, seeds=1, only=("again",)))
     assert outcome.chosen["FSL again"].setting == {"train.lr": 0.1}

@@ -218,6 +218,8 @@ def _tune(
         for label, some in tries.items():
             _choose(chosen[label], some)
     for arm in arms:
+        if not axes[full_label(arm)]:
+            _recall(recipe, options, arm, chosen[full_label(arm)])
         _adopt(recipe, arm, chosen, fixed_for(options, arm))
     return chosen, failures
 
@@ -246,6 +248,17 @@ def _choose(chosen: Chosen, tries: Sequence[tuple[dict[str, Any], Planned]]) -> 
     if len(done) < len(scores):
         some = any(entry["validation_accuracy"] is not None for entry in chosen.tried)
         chosen.how = INCOMPLETE if some else UNTUNED
+
+
+def _recall(recipe: Recipe, options: Options, arm: Arm, chosen: Chosen) -> None:
+    """Where nothing is tuned now: tuning runs that were made before are told, though they decided nothing."""
+    for key, values in arm.sweep.items():
+        for value in values:
+            setting = {**chosen.setting, key: value}
+            entry = {"setting": setting, "validation_accuracy": score_of(
+                planned(recipe, options, arm, setting, recipe.tuning.seed, tuning=True))}  # fmt: skip
+            if entry["validation_accuracy"] is not None and entry not in chosen.tried:
+                chosen.tried.append(entry)
 
 
 def score_of(run: Planned) -> float | None:

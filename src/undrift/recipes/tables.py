@@ -94,6 +94,7 @@ def _section(e: Evidence) -> str:
     if e["scaled"]:
         lines.append("- **Scaled**, not the paper's size: " + "; ".join(e["scaling"]))
     lines += [f"- Setting of {_names(arms)}: {how}" for how, arms in _by_choice(e).items()]
+    lines += [f"- Tried for {label}, validation accuracy: {text}" for label, text in _tried(e)]
     lines += [f"- Falls short: {text}" for text in shortfalls(e)]
     if e["missing"]:
         lines.append(f"- Missing runs ({len(e['missing'])}): {', '.join(e['missing'])}")
@@ -111,6 +112,17 @@ def shortfalls(evidence: Evidence) -> Iterator[str]:
             if falls_short(metric, paper, ours):
                 label = f"{arm['group']}: {arm['label']}" if arm["group"] else arm["label"]
                 yield f"{label}, {metrics.title(metric)}: {_ours(metric, ours)} against {_paper(metric, paper)}"
+
+
+def _tried(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    for arm in evidence["arms"]:
+        tries = [f"{shown(t['setting'])}: {_score(t['validation_accuracy'])}" for t in arm["tried"]]
+        if tries:
+            yield f"{arm['group']}: {arm['label']}" if arm["group"] else arm["label"], "; ".join(tries)
+
+
+def _score(accuracy: float | None) -> str:
+    return MISSING if accuracy is None else f"{accuracy:.4f}"
 
 
 def _by_choice(evidence: Evidence) -> dict[str, list[str]]:

@@ -86,18 +86,33 @@ def measure(work: Work, system: System, rounds: int, limit: float = LIMIT) -> di
     return {**json.loads(line), **memory}
 
 
+def others(seconds: float = 3.0) -> float:
+    """How many cores somebody else keeps busy (the average load would count our own last run, too)."""
+
+    def read() -> tuple[int, int]:
+        fields = [int(value) for value in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+        return sum(fields), fields[3] + fields[4]
+
+    if not Path("/proc/stat").exists():
+        return os.getloadavg()[0]
+    (total, idle), _ = read(), time.sleep(seconds)
+    total_after, idle_after = read()
+    busy = 1 - (idle_after - idle) / max(total_after - total, 1)
+    return busy * (os.cpu_count() or 1)
+
+
 def run(work: Work, *, quick: bool, repeat: int, rounds: int | None) -> dict[str, Any]:
     """All systems on one work, interleaved and repeated."""
     count = rounds or (work.quick_rounds if quick else work.rounds)
     systems = [system for system in work.systems if system.quick or not quick]
-    load = os.getloadavg()[0]
+    load = others()
     found: dict[str, dict[str, Any]] = {
         system.name: {"label": system.label, "settings": dict(system.settings), "runs": []} for system in systems
     }
     for repetition in range(repeat):
         turn = repetition * 3 % len(systems)
         for system in systems[turn:] + systems[:turn]:
-            if quick and load > 1 and system.module == "pfl_sim" and dict(system.settings).get("threads", 1) > 1:
+            if quick and load > 0.5 and system.module == "pfl_sim" and dict(system.settings).get("threads", 1) > 1:
                 continue  # threads of one process wait for each other in spin loops: minutes a round on a busy machine
             result = measure(work, system, count, QUICK_LIMIT if quick else LIMIT)
             found[system.name]["runs"].append(result)

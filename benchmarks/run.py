@@ -95,7 +95,8 @@ def others(seconds: float = 3.0) -> float:
 
     if not Path("/proc/stat").exists():
         return os.getloadavg()[0]
-    (total, idle), _ = read(), time.sleep(seconds)
+    total, idle = read()
+    time.sleep(seconds)
     total_after, idle_after = read()
     busy = 1 - (idle_after - idle) / max(total_after - total, 1)
     return busy * (os.cpu_count() or 1)

@@ -32,7 +32,7 @@ from report import summarise, write_readme  # noqa: E402
 from works import WORKS, Spec, System, Work  # noqa: E402
 
 RESULTS = HERE / "results"
-LIMIT, QUICK_LIMIT = 1800.0, 120.0
+LIMIT, QUICK_LIMIT = 1800.0, 240.0
 """Seconds after which a run of a system is given up."""
 
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import undrift as ud
+from undrift.batch import Planned, run_many
+from undrift.config import parse
 from undrift.folder import Folder
 from undrift.rule import ClientAt
 from undrift.tree import Tree
@@ -94,3 +96,16 @@ def test_records_hold_null_where_a_number_is_not_finite(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text()) == {
         "round": 1, "test_loss": None, "parts": [None, 1.0],
     }  # fmt: skip
+
+
+def test_runs_are_forked_from_a_process_that_has_used_threads(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.randn(2_000_000).clone().sum()  # large enough for a second thread
+        config = parse({"partition": {"clients": 2}, "model": {"hidden": [4000]}, "train": {"rounds": 1}})
+        failures = run_many([Planned("one", config, tmp_path / "one")])
+    finally:
+        torch.set_num_threads(before)
+    assert not failures
+    assert (tmp_path / "one" / "summary.json").exists()

@@ -13,6 +13,8 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from undrift.config import Config
 from undrift.data import DataSet
 from undrift.engines.auto import cores
@@ -109,6 +111,7 @@ def _one(planned: Planned, data: DataSet, pipe: Connection) -> None:
     from undrift.display import note_of
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)  # a fork has none of its parent's threads; waiting for them would last for ever
     config = planned.config.with_(("engine.workers", 0))
     held = (planned.out / "config.toml").exists()
     parent = os.getppid()

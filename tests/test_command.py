@@ -483,7 +483,7 @@ def test_control_c_saves_and_says_how_to_go_on(here: Path, undrift: Undrift, cap
 def test_control_c_of_a_comparison(here: Path, undrift: Undrift) -> None:
     """The terminal interrupts all processes at once: one message, no traceback, and the rest can be made later."""
     arguments = ["compare", "c.toml", "--algorithms", "fedavg,scaffold", "--out", "out", "--workers", "2"]
-    arguments += ["--set", "train.rounds=200"]
+    arguments += ["--set", "train.rounds=1500"]
 
     def child() -> None:
         os.setsid()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import click
+import torch
 import typer
 from rich.table import Table
 
@@ -210,6 +211,7 @@ def _new_folder(name: str) -> Path:
 
 def main() -> None:
     """Entry point: errors become one line on stderr and an exit code."""
+    torch.set_num_threads(1)  # work is spread over processes; forked ones must not wait for threads they do not have
     try:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

@@ -19,6 +19,7 @@ from undrift.config import Config
 from undrift.data import DataSet
 from undrift.engines.auto import cores
 from undrift.errors import InputError, RunError, UndriftError
+from undrift.simulate import interruptible
 
 
 @dataclass(frozen=True)
@@ -60,24 +61,27 @@ def run_many(
     loaded = {} if loaded is None else loaded
     done = 0
     try:
-        while waiting or under_way:
-            while waiting and len(under_way) < (jobs or cores()) and not until():
-                planned = waiting.popleft()
-                under_way |= [_start(planned, _data(planned.config, loaded))]
-            if not under_way:
-                break
-            for pipe in wait(list(under_way)):
-                assert isinstance(pipe, Connection)
-                planned, process = under_way[pipe]
-                kind, text = _receive(pipe)
-                if kind != "round":
-                    under_way.pop(pipe)
-                    process.join()
-                    done += 1
-                if kind in ("failed", "refused"):
-                    failures[planned.name] = Refusal(text) if kind == "refused" else text
-                if watch:
-                    watch(done, planned.name, text)
+        with interruptible() as interrupted:  # asked for, not raised anywhere: a fork's hooks would swallow it
+            while waiting or under_way:
+                while waiting and len(under_way) < (jobs or cores()) and not until():
+                    planned = waiting.popleft()
+                    under_way |= [_start(planned, _data(planned.config, loaded))]
+                if not under_way:
+                    break
+                for pipe in wait(list(under_way), timeout=0.5):
+                    assert isinstance(pipe, Connection)
+                    planned, process = under_way[pipe]
+                    kind, text = _receive(pipe)
+                    if kind != "round":
+                        under_way.pop(pipe)
+                        process.join()
+                        done += 1
+                    if kind in ("failed", "refused"):
+                        failures[planned.name] = Refusal(text) if kind == "refused" else text
+                    if watch:
+                        watch(done, planned.name, text)
+                if interrupted():
+                    raise KeyboardInterrupt
     finally:
         for pipe, (_, process) in under_way.items():
             process.terminate()

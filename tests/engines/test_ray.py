@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -137,34 +137,48 @@ def test_a_lost_actor_costs_a_repetition_of_the_round(cluster: RayCluster, tmp_p
     assert same(Run(work(SPLITS["minibatch-sfl"], rounds=2), 0).go(), result)
 
 
-def slow_cross_entropy(out: Tensor, labels: Tensor) -> Tensor:
-    time.sleep(0.02)
-    return nn.functional.cross_entropy(out, labels)
+class Lingers:
+    """A loss that keeps the second node in its first batch, and the first node until the second one is there."""
+
+    def __init__(self, folder: Path, first: str) -> None:
+        self.folder, self.first = folder, first
+
+    def others(self) -> list[str]:
+        return [path.name for path in self.folder.iterdir()]
+
+    def __call__(self, out: Tensor, labels: Tensor) -> Tensor:
+        here = ray.get_runtime_context().get_node_id()
+        if here != self.first:
+            (self.folder / here).touch()
+            time.sleep(60)
+        wait_for(self.others)
+        return nn.functional.cross_entropy(out, labels)
 
 
-def test_a_node_that_leaves_in_the_middle_of_a_round(cluster: RayCluster) -> None:
+def wait_for(what: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_node_that_leaves_in_the_middle_of_a_round(cluster: RayCluster, tmp_path: Path) -> None:
     second = cluster.add_node(num_cpus=1, object_store_memory=10**8)
     cluster.wait_for_nodes(30)
-    deadline = time.monotonic() + 30
-    while ray.cluster_resources().get("CPU", 0) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    rounds: list[int] = []
+    wait_for(lambda: ray.cluster_resources().get("CPU", 0) == 2)
+    lingers = Lingers(tmp_path, ray.get_runtime_context().get_node_id())
 
     def leave() -> None:
-        # Clients need some 0.1 s each, so this falls into the midst of a round.
-        while len(rounds) < 3:
-            time.sleep(0.01)
-        time.sleep(0.15)
+        wait_for(lingers.others)
         cluster.remove_node(second, allow_graceful=False)
 
     leaver = threading.Thread(target=leave, daemon=True)
     leaver.start()
-    run = Run(work(RULES["scaffold"], slow_cross_entropy, 8), 2, make_engine=Cluster())
-    run.progress = lambda round, total, record: rounds.append(round)
-    result = run.go()
+    result = Run(work(RULES["scaffold"], lingers, 3), 2, make_engine=Cluster()).go()
     leaver.join(30)
-    assert len([node for node in ray.nodes() if node["Alive"]]) == 1
-    assert same(Run(work(RULES["scaffold"], rounds=8), 0).go(), result)
+    assert lingers.others() == [second.node_id]
+    wait_for(lambda: len([node for node in ray.nodes() if node["Alive"]]) == 1)
+    assert same(Run(work(RULES["scaffold"], rounds=3), 0).go(), result)
 
 
 def test_a_worker_that_dies_costs_a_repetition(cluster: RayCluster, tmp_path: Path) -> None:

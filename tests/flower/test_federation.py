@@ -31,7 +31,8 @@ from undrift.flower.processes import free_port
 from undrift.flower.setup import init
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:(flwr|google|httpx|websockets|uvicorn).*"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:(flwr|google|httpx|ray|websockets|uvicorn).*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
     pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning"),
 ]
 ROOT = Path(__file__).parents[2]
@@ -152,22 +153,41 @@ def test_the_guide_from_simulation_to_federation_with_the_server_killed(world: W
     assert simulated.read_bytes() == (out / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedpvr+fsl", "fedadc"])
-def test_same_bits_as_the_local_engine(world: World, algorithm: str) -> None:
-    """On the guide's data, under each algorithm: the local engine with 0 and 2 workers, and the sites."""
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """Two processors of a Ray cluster on this machine, for all algorithms."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=10**8, log_to_driver=False, logging_level="error")
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fedpvr+fsl", "fedadc"])
+def test_every_engine_ends_in_the_same_bits(world: World, ray_cluster: None, algorithm: str) -> None:
+    """The conformance over engines: local with 0, 1 and 2 workers, Ray, and the sites behind Flower."""
     overrides = [f'algorithm.name="{algorithm}"', "train.rounds=2"]
     if "fsl" in algorithm:
         data = data_of(read(world.folder / "study.toml"))
         np.savez(world.folder / "own.npz", x=data.x_test[:30].numpy(), y=data.y_test[:30].numpy())
         overrides += ["algorithm.fedpvr.layers=1", 'server_data.source="file"']
         overrides += [f'server_data.path="{world.folder}/own.npz"']
-    results = []
-    for engine in (["engine.workers=0"], ["engine.workers=2"],
-                   ['engine.name="flower"', f'engine.federation="{world.folder}/hospitals/server"']):  # fmt: skip
-        results.append(run_config(read(world.folder / "study.toml", [*overrides, *engine]), None))
-    vectors = [result.server.x for result in results if result.server is not None]
-    assert torch.equal(vectors[0], vectors[1])
-    assert torch.equal(vectors[0], vectors[2])
+    engines = {
+        **{f"local, {workers} workers": [f"engine.workers={workers}"] for workers in (0, 1, 2)},
+        "ray": ['engine.name="ray"', "engine.workers=2"],
+        "flower": ['engine.name="flower"', f'engine.federation="{world.folder}/hospitals/server"'],
+    }
+    ends = {}
+    for engine, settings in engines.items():
+        ended = run_config(read(world.folder / "study.toml", [*overrides, *settings]), None).server
+        assert ended is not None
+        ends[engine] = ended.x
+    start = run_config(read(world.folder / "study.toml", [*overrides, "train.rounds=1"]), None).server
+    assert start is not None
+    assert not torch.equal(start.x, ends["ray"])
+    differing = [engine for engine, x in ends.items() if not torch.equal(x, ends["local, 0 workers"])]
+    assert not differing
 
 
 def test_a_site_killed_bad_updates_and_strangers(world: World) -> None:

@@ -28,6 +28,7 @@ from undrift import models
 from undrift.assemble import run_config, work_of
 from undrift.cli import main
 from undrift.config import read
+from undrift.engines import local
 from undrift.errors import ConfigError
 from undrift.federation import from_clients
 from undrift.files import read_lines
@@ -38,8 +39,7 @@ from undrift.rule import Chain, Rule
 from undrift.rules import RULES, named
 from undrift.schedule import Schedule
 from undrift.simulate import Result, Run, prepare
-from undrift.tree import leaves
-from undrift.worker import Cast, Job, Outcome, Worker
+from undrift.tree import Tree, leaves
 
 FULL = ("fedavg", "fedprox", "scaffold", "fedpvr", "feddyn", "slowmo", "fedadc", "fsl", "ds", "centralised")
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -283,22 +283,32 @@ def assert_same_folders(one: Path, other: Path) -> None:
 
 
 class Killer(ud.Rule):
-    """A rule whose first client on a worker kills its process in the middle of its round.
-
-    Just before, it scribbles over the client's memory, as a process that dies while it answers may do.
-    """
+    """Kills the worker of each round's first client: in its steps, or in every other round while it answers."""
 
     def __init__(self, flag: Path, driver: int) -> None:
         self.flag, self.driver = flag, driver
-        self.spoiled: dict[str, Any] | None = None
+        self.round = 0
 
-    def gradient(self, g: Tensor, y: Tensor, at: ud.ClientAt) -> None:
-        if at.round > 1 and os.getpid() != self.driver and not (mark := self.flag / str(at.round)).exists():
+    def shift(self, y: Tensor, at: ud.ClientAt) -> None:
+        self.round = at.round
+        if at.round % 2:
+            self.strike()
+
+    def answer(self, source: Tree, target: Tree) -> None:
+        """In place of the engine's own function that puts an answer into shared memory."""
+        if self.round % 2 == 0:
+            self.strike(target)
+        copied(source, target)
+
+    def strike(self, target: Tree | None = None) -> None:
+        if self.round > 1 and os.getpid() != self.driver and not (mark := self.flag / str(self.round)).exists():
             mark.touch()
-            if self.spoiled is not None:
-                for value in leaves(self.spoiled).values():
-                    value.fill_(7.0)
+            for value in leaves(target or {}).values():
+                value.fill_(7.0)
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+copied = local._copy
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -308,16 +318,18 @@ def test_a_killed_worker_is_replaced_and_the_bits_stay(
 ) -> None:
     quiet = facts(simulated(rule))
     killer = Killer(tmp_path, os.getpid())
-    original = Worker.client
-
-    def client(self: Worker, cast: Cast, job: Job, delta: Tensor | None = None) -> Outcome:
-        killer.spoiled = job.kept
-        return original(self, cast, job, delta)
-
-    monkeypatch.setattr(Worker, "client", client)
+    monkeypatch.setattr(local, "_copy", killer.answer)
     shaken = simulated(rule + killer, workers=workers)
     assert len(list(tmp_path.iterdir())) == ROUNDS - 1
     assert {**facts(shaken), "summary": 0} == {**quiet, "summary": 0}
+
+
+@pytest.mark.parametrize("room", [0, 1 << 30])
+def test_client_memories_in_shared_memory_and_out_of_it(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where shared memory has no room for what clients keep, it is copied: the same bits."""
+    monkeypatch.setattr(local, "_ROOM", room)
+    rule = ud.scaffold() + ud.fedprox(0.1)
+    assert facts(simulated(rule, workers=2)) == facts(simulated(rule))
 
 
 # Real processes.

@@ -106,7 +106,8 @@ class FullRounds:
         plan, rule, federation = self.work.plan, self.work.rule, self.work.federation
         cohort = plan.cohort_of(round, len(federation))
         cast = Cast(round, plan.rate(round), server.x, server.buffers, rule.down(server.state, round))
-        jobs = [Job(client, self.store.get(client) or rule.init_client(server.x)) for client in cohort]
+        fresh = rule.init_client(server.x)
+        jobs = [Job(client, self.store.get(client) or fresh) for client in cohort]
         totals, lost = self._gather(cast, jobs)
         with self.worker.clock("aggregation"):
             new = self._server_round(cast, totals, server)

@@ -8,7 +8,8 @@ given. FedAvg is the rule without hooks. The places, in the order of a round:
 ``down``         what goes down with the model
 ``start``        at the client, once before its steps: what the steps need again and again
 ``shift``        where the gradient is taken (moves ``y`` in place)
-``gradient``     the gradient (changed in place)
+``push``         a vector added to every gradient of the round
+``gradient``     the gradient (changed in place), where it takes more than a push
 ``up``           what comes up with the update, what stays at the client
 ``mean``         the cohort's mean update, where somebody else is to be counted in
 ``server``       the server step: from the mean update to the step that is taken
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -148,8 +150,20 @@ class Rule:
     def shift(self, y: Tensor, at: ClientAt) -> None:
         """Move ``y`` in place to where the gradient is taken."""
 
+    def push(self, v: Tensor, at: ClientAt, scale: float) -> None:
+        """Add ``scale`` times what is added to every gradient of the round, the same in all steps, to ``v``.
+
+        Where no link needs more, steps are taken without gathering the gradient in one vector first.
+        """
+
     def gradient(self, g: Tensor, y: Tensor, at: ClientAt) -> None:
         """Change the gradient in place."""
+        self.push(g, at, 1.0)
+
+    @property
+    def corrects(self) -> bool:
+        """Whether the rule has to see the gradient."""
+        return type(self).gradient is not Rule.gradient
 
     def up(self, y: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
         """What is sent with the update, and what the client keeps."""
@@ -195,10 +209,10 @@ class Chain(Rule):
             federation = link.federate(federation, seed)
         return federation
 
-    @property
+    @cached_property
     def corrects(self) -> bool:
-        """Whether any link changes the gradient."""
-        return any(type(link).gradient is not Rule.gradient for link in self.links)
+        """Whether any link has to see the gradient."""
+        return any(link.corrects for link in self.links)
 
     def init_server(self, x: Tensor) -> Tree:
         return {link.name: link.init_server(x) for link in self.links}
@@ -222,6 +236,10 @@ class Chain(Rule):
     def shift(self, y: Tensor, at: ClientAt) -> None:
         for link in self.links:
             link.shift(y, at.local[link.name])
+
+    def push(self, v: Tensor, at: ClientAt, scale: float) -> None:
+        for link in self.links:
+            link.push(v, at.local[link.name], scale)
 
     def gradient(self, g: Tensor, y: Tensor, at: ClientAt) -> None:
         for link in self.links:
@@ -333,6 +351,15 @@ class Masked(Rule):
         part = self.take(y)
         self.rule.shift(part, at.local["at"])
         self._put_copy(part, y)
+
+    def push(self, v: Tensor, at: ClientAt, scale: float) -> None:
+        part = self.take(v)
+        self.rule.push(part, at.local["at"], scale)
+        self._put_copy(part, v)
+
+    @property
+    def corrects(self) -> bool:
+        return self.rule.corrects
 
     def gradient(self, g: Tensor, y: Tensor, at: ClientAt) -> None:
         part = self.take(g)

@@ -134,7 +134,7 @@ class Worker:
             for x, labels in self.clock.each("data", self.batches(index, order, cast.round, job.client)):
                 with self.clock("rule"):
                     rule.shift(y, at)
-                loss += self._step(x, labels, cast.lr, at if rule.corrects else None, "forward/backward") * len(labels)
+                loss += self._step(x, labels, cast.lr, at, "forward/backward") * len(labels)
                 visits += len(labels)
         delta = y - cast.x if delta is None else torch.sub(y, cast.x, out=delta)
         buffers = self.model.buffers.clone()
@@ -232,8 +232,11 @@ class Worker:
         with self.clock(part):
             loss = self._loss(x, labels)
             gradient = self.model.differentiate(loss)
-        decay, y = self.work.plan.weight_decay, self.model.weights
-        if at is None and not decay:
+        rule, decay, y = self.work.rule, self.work.plan.weight_decay, self.model.weights
+        if not decay and (at is None or not rule.corrects):
+            if at is not None:
+                with self.clock("rule"):
+                    rule.push(y, at, -lr)
             self.model.descend(gradient, lr)
             return loss.item()
         g = self.model.flat(gradient)
@@ -241,7 +244,7 @@ class Worker:
             g.add_(y, alpha=decay)
         if at is not None:
             with self.clock("rule"):
-                self.work.rule.gradient(g, y, at)
+                rule.gradient(g, y, at)
         y.sub_(g, alpha=lr)
         return loss.item()
 

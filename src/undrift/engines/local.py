@@ -1,7 +1,7 @@
 """Worker processes on this machine: forked, one thread each, messages in shared memory.
 
-The pool of data is inherited by the fork. The server model, messages and client memories travel through
-anonymous shared memory; pipes carry only small tuples. Outcomes are handed on in the order of the cohort, so
+The pool of data is inherited by the fork. The server model, messages and client memories lie in anonymous
+shared memory; pipes carry only small tuples. Outcomes are handed on in the order of the cohort, so
 sums, and with them all bits, do not depend on the number of workers. A worker that dies is replaced and its
 task done again. Evaluation is cut into fixed chunks that fill the time in which workers would wait.
 """
@@ -9,7 +9,6 @@ task done again. Evaluation is cut into fixed chunks that fill the time in which
 from __future__ import annotations
 
 import contextlib
-import mmap
 import multiprocessing
 import signal
 from collections import deque
@@ -18,28 +17,24 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from undrift.engines.arena import Arena, Lodged, shared
 from undrift.engines.base import Lost, Pending, Scores, chunks
 from undrift.errors import ConfigError, RunError
 from undrift.rule import ClientAt
-from undrift.tree import Packing, Tree, leaves
+from undrift.tree import Packing, Tree, clone, leaves, nbytes
 from undrift.worker import Cast, Job, Outcome, Score, Work, Worker
 
 _AHEAD = 2
 """Tasks that wait in a worker's pipe, so that it never waits for the next one."""
+_ROOM = 1 << 30
+"""Bytes of shared memory for what clients keep; the rest lies in the driver's own and is copied when needed."""
 _DEATHS = 20
 """More deaths of workers than this end the run."""
-
-
-def shared(size: int, dtype: torch.dtype) -> Tensor:
-    """A zeroed vector in memory that forked processes share."""
-    if size == 0:
-        return torch.empty(0, dtype=dtype)
-    buffer = mmap.mmap(-1, size * torch.empty(0, dtype=dtype).element_size())
-    return torch.frombuffer(buffer, dtype=dtype)
 
 
 def outcome_like(work: Work, x: Tensor, buffers: Tensor) -> Tree:
@@ -62,7 +57,12 @@ class _Shared:
         state = work.rule.init_server(x)
         self.cast = Packing.of({"x": x, "buffers": buffers, "down": work.rule.down(state, 1)})
         self.model = Packing.of({"x": x, "buffers": buffers})
-        self.outcome = Packing.of(outcome_like(work, x, buffers))
+        like = outcome_like(work, x, buffers)
+        kept = like.pop("kept")
+        room = min(_ROOM // nbytes(kept), len(work.federation)) if nbytes(kept) else 0
+        self.reserve = 2 * slots + 2  # of those under way: what they kept and what they keep now
+        self.kept = Arena(Packing.of(kept), self.reserve + (room and room + self.reserve), x.dtype)
+        self.outcome = Packing.of(like)
         self.cast_memory = shared(self.cast.size, x.dtype)
         self.model_memory = shared(self.model.size, x.dtype)
         memory = shared(slots * self.outcome.size, x.dtype)
@@ -85,9 +85,9 @@ def _serve(pipe: Connection, work: Work, memory: _Shared) -> None:
             return
         try:
             if task[0] == "client":
-                _, number, slot, round, lr, client = task
+                _, number, slot, old, new, round, lr, client = task
                 loaded = -1
-                answer = _client(worker, memory, slot, round, lr, client)
+                answer = _client(worker, memory, slot, old, new, round, lr, client)
             else:
                 _, number, evaluation, name, start = task
                 if loaded != evaluation:
@@ -101,17 +101,27 @@ def _serve(pipe: Connection, work: Work, memory: _Shared) -> None:
 
 
 @dataclass(frozen=True)
+class _Posted:
+    """A client under way: what it kept so far, and where it puts what it keeps now."""
+
+    client: int
+    old: Lodged
+    new: Lodged
+
+
+@dataclass(frozen=True)
 class _Failure:
     """An error inside a task, to be raised where the task's answer is taken."""
 
     message: str
 
 
-def _client(worker: Worker, memory: _Shared, slot: int, round: int, lr: float, client: int) -> Any:
+def _client(worker: Worker, memory: _Shared, slot: int, old: int, new: int, round: int, lr: float, client: int) -> Any:
     views, place = memory.cast_views, memory.slots[slot]
     cast = Cast(round, lr, views["x"], views["buffers"], views["down"])
-    out = worker.client(cast, Job(client, place["kept"]), place["delta"])
-    _copy({"buffers": out.buffers, "up": out.up, "kept": out.kept}, place)
+    out = worker.client(cast, Job(client, memory.kept.at(old)), place["delta"])
+    _copy({"buffers": out.buffers, "up": out.up}, place)
+    _copy(out.kept, memory.kept.at(new))
     return out.loss, out.visits, out.steps
 
 
@@ -163,7 +173,7 @@ class Local:
             self.processes.append(_Process(work, self.memory, self.processes))
         self.deaths = 0
         self._tasks: dict[int, tuple[Any, ...]] = {}
-        self._jobs: dict[int, Job] = {}
+        self._posted: dict[int, _Posted] = {}
         self._done: dict[int, Any] = {}
         self._urgent: deque[int] = deque()
         self._spare: deque[int] = deque()
@@ -173,23 +183,33 @@ class Local:
     def clients(self, cast: Cast, jobs: Sequence[Job]) -> Iterator[Outcome | Lost]:
         """Carry out a round's jobs on the workers; slots of shared memory are used again as outcomes are taken."""
         self.memory.cast.pack({"x": cast.x, "buffers": cast.buffers, "down": cast.down}, self.memory.cast_memory)
+        held = WeakValueDictionary[int, Lodged]()
         numbers: list[int] = []
         for position, job in enumerate(jobs):
             while len(numbers) < min(len(jobs), position + self.slot_count):
-                numbers.append(self._post(cast, jobs[len(numbers)], len(numbers) % self.slot_count))
+                numbers.append(self._post(cast, jobs[len(numbers)], len(numbers) % self.slot_count, held))
             loss, visits, steps = self._wait_for(numbers[position])
             place = self.memory.slots[position % self.slot_count]
-            kept = {name: _cloned(value) for name, value in place["kept"].items()}
+            kept = self._posted.pop(numbers[position]).new
             if position == len(jobs) - 1:
                 self._hand_out_chunks()
-            yield Outcome(job.client, place["delta"], place["buffers"], place["up"], kept, loss, visits, steps)
+            yield Outcome(
+                job.client, place["delta"], place["buffers"], place["up"], self._room_for(kept), loss, visits, steps
+            )
 
-    def _post(self, cast: Cast, job: Job, slot: int) -> int:
-        _copy(job.kept, self.memory.slots[slot]["kept"])
-        number = self._new(("client", slot, cast.round, cast.lr, job.client))
-        self._jobs[number] = job
+    def _post(self, cast: Cast, job: Job, slot: int, held: WeakValueDictionary[int, Lodged]) -> int:
+        kept = self.memory.kept
+        old = held.get(id(job.kept)) or kept.hold(job.kept)  # clients that are new share one memory
+        held[id(job.kept)], new = old, kept.lodge()
+        number = self._new(("client", slot, old.place, new.place, cast.round, cast.lr, job.client))
+        self._posted[number] = _Posted(job.client, old, new)
         self._urgent.append(number)
+        self._feed()
         return number
+
+    def _room_for(self, kept: Lodged) -> Tree:
+        """What a client keeps, out of shared memory where that is needed for the clients to come."""
+        return kept if len(self.memory.kept.free) > self.memory.reserve else clone(kept)
 
     def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
         """Queue an evaluation behind the clients' work."""
@@ -242,9 +262,10 @@ class Local:
                 if process.pipe in ready:
                     self._receive(process)
         self._tasks.pop(number)
-        job, answer = self._jobs.pop(number, None), self._done.pop(number)
+        answer = self._done.pop(number)
         if isinstance(answer, _Failure):
-            raise RunError(f"{f'client {job.client}' if job else 'evaluation'}: {answer.message}")
+            posted = self._posted.get(number)
+            raise RunError(f"{f'client {posted.client}' if posted else 'evaluation'}: {answer.message}")
         return answer
 
     def _receive(self, process: _Process) -> None:
@@ -266,12 +287,8 @@ class Local:
         dead.stop()
         self.processes.remove(dead)
         for number in reversed(dead.tasks):
-            task = self._tasks[number]
-            if task[0] == "client":
-                _copy(self._jobs[number].kept, self.memory.slots[task[2]]["kept"])
-                self._urgent.appendleft(number)
-            else:
-                self._spare.appendleft(number)
+            queue = self._urgent if number in self._posted else self._spare
+            queue.appendleft(number)
         self.processes.append(_Process(self.work, self.memory, self.processes))
 
     def close(self) -> None:
@@ -279,7 +296,3 @@ class Local:
         for process in self.processes:
             process.stop()
         self.processes.clear()
-
-
-def _cloned(value: Any) -> Any:
-    return {k: _cloned(v) for k, v in value.items()} if isinstance(value, dict) else value.clone()

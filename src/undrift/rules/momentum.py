@@ -75,15 +75,15 @@ class FedAdc(Rule):
         return {"m": state["m"]}
 
     def start(self, at: ClientAt) -> Tree:
-        return {"m_bar": self.embed * at.down["m"] / at.steps}
+        return {"m_bar": at.down["m"] * (self.embed / at.steps)}
 
     def shift(self, y: Tensor, at: ClientAt) -> None:
         if self.variant == "nesterov":
             y.sub_(at.local["m_bar"], alpha=at.lr)
 
-    def gradient(self, g: Tensor, y: Tensor, at: ClientAt) -> None:
+    def push(self, v: Tensor, at: ClientAt, scale: float) -> None:
         if self.variant == "heavyball":
-            g += at.local["m_bar"]
+            v.add_(at.local["m_bar"], alpha=scale)
 
     def server(self, step: Tensor, at: ServerAt) -> tuple[Tensor, Tree]:
         m = (self.beta - self.embed) * at.state["m"] - step / at.lr

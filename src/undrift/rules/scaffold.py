@@ -46,16 +46,16 @@ class Scaffold(Rule):
         return {"c": state["c"]}
 
     def start(self, at: ClientAt) -> Tree:
-        return {"correction": at.down["c"] - at.kept["c"]}
+        return {"c_i - c": at.kept["c"] - at.down["c"]}
 
-    def gradient(self, g: Tensor, y: Tensor, at: ClientAt) -> None:
-        g += at.local["correction"]
+    def push(self, v: Tensor, at: ClientAt, scale: float) -> None:
+        v.sub_(at.local["c_i - c"], alpha=scale)
 
     def up(self, y: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
         if self.option == 1:
             c = at.full_gradient()
         else:
-            c = (at.x - y).div_(at.steps * at.lr).sub_(at.local["correction"])
+            c = torch.add(at.local["c_i - c"], at.x - y, alpha=1 / (at.steps * at.lr))
         return {"dc": c - at.kept["c"]}, {"c": c}
 
     def server(self, step: Tensor, at: ServerAt) -> tuple[Tensor, Tree]:

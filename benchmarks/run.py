@@ -18,6 +18,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -59,25 +60,27 @@ def measure(work: Work, system: System, rounds: int, limit: float = LIMIT) -> di
     spec = work.of(system, rounds)
     spec["data"] = str(data_for(spec))
     threads = {name: str(spec["threads"]) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    started = time.time()
-    environment = {
-        **os.environ, **threads, "PYTHONPATH": str(HERE), "BENCH_SPEC": json.dumps(spec),
-        "BENCH_STARTED": str(started), "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0",
-    }  # fmt: skip
-    process = subprocess.Popen(
-        [str(python_of(system.environment)), "-m", f"peers.{system.module}"], env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    watch = Watch(process.pid)
-    try:
-        out, errors = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        for pid in descendants(process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate()
-        out, errors = "", f"not finished within {limit:.0f} s"
-    memory = watch.stop()
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as ray_folder:
+        started = time.time()
+        environment = {
+            **os.environ, **threads, "PYTHONPATH": str(HERE), "BENCH_SPEC": json.dumps(spec),
+            "BENCH_STARTED": str(started), "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0",
+            "RAY_TMPDIR": ray_folder,  # what a killed cluster leaves in the usual place keeps a new one waiting
+        }  # fmt: skip
+        process = subprocess.Popen(
+            [str(python_of(system.environment)), "-m", f"peers.{system.module}"], env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        watch = Watch(process.pid)
+        try:
+            out, errors = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            for pid in descendants(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.communicate()
+            out, errors = "", f"not finished within {limit:.0f} s"
+        memory = watch.stop()
     line = next((line for line in reversed(out.splitlines()) if line.startswith("{")), None)
     if line is None:
         print(errors[-3000:], file=sys.stderr)

@@ -109,3 +109,31 @@ def test_runs_are_forked_from_a_process_that_has_used_threads(tmp_path: Path) ->
         torch.set_num_threads(before)
     assert not failures
     assert (tmp_path / "one" / "summary.json").exists()
+
+
+def half_of_the_smallest() -> Tensor:
+    """A denormal number, or 0 where they are flushed."""
+    return torch.full((1,), torch.finfo(torch.float64).smallest_normal, dtype=torch.float64) / 2
+
+
+@dataclass(frozen=True)
+class Dying(ud.Rule):
+    """Sends and remembers what becomes of a denormal number."""
+
+    def init_server(self, x: Tensor) -> Tree:
+        return {"server": half_of_the_smallest(), "client": torch.ones(1, dtype=x.dtype)}
+
+    def up(self, y: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
+        return {"client": half_of_the_smallest()}, {}
+
+    def server(self, step: Tensor, at: ud.ServerAt) -> tuple[Tensor, Tree]:
+        return step, {"server": half_of_the_smallest(), "client": at.up["client"]}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_numbers_that_die_away_are_0_in_a_run_and_nowhere_else(workers: int) -> None:
+    assert float(half_of_the_smallest()) > 0
+    server = run(Dying(), workers=workers).server
+    assert server is not None
+    assert {name: float(value) for name, value in server.state["dying"].items()} == {"server": 0.0, "client": 0.0}
+    assert float(half_of_the_smallest()) > 0

@@ -13,12 +13,11 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from undrift.config import Config
 from undrift.data import DataSet
 from undrift.engines.auto import cores
 from undrift.errors import InputError, RunError, UndriftError
+from undrift.numerics import settle
 from undrift.simulate import interruptible
 
 
@@ -115,7 +114,7 @@ def _one(planned: Planned, data: DataSet, pipe: Connection) -> None:
     from undrift.display import note_of
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)  # a fork has none of its parent's threads; waiting for them would last for ever
+    settle()  # a fork has none of its parent's threads; waiting for them would last for ever
     config = planned.config.with_(("engine.workers", 0))
     held = (planned.out / "config.toml").exists()
     parent = os.getppid()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import os
 import platform
@@ -27,6 +26,7 @@ from undrift.errors import ConfigError, DivergedError
 from undrift.federation import Federation, Pair, from_clients
 from undrift.folder import Folder
 from undrift.measure.progress import summarise
+from undrift.numerics import settled
 from undrift.plan import Plan, batches
 from undrift.round import FullRounds, Observer, Report, Server
 from undrift.rule import KIND, Chain, FedAvg, Rule, chain, owner_of
@@ -99,7 +99,7 @@ class Run:
 
     def go(self) -> Result:
         """Run to the end (from the last checkpoint, if the folder has one)."""
-        with one_thread(), contextlib.ExitStack() as stack:
+        with settled(), contextlib.ExitStack() as stack:
             worker = Worker(self.work)
             engine = self.make_engine(self.work, worker, self.workers)
             stack.callback(engine.close)
@@ -264,27 +264,6 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(asked)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Small batches run faster on one thread, and results must not depend on how many there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    _keep_freed_memory()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _keep_freed_memory() -> None:
-    """Tell glibc to keep freed blocks: handing activations back after every step costs page faults (up to 40 %)."""
-    if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        trim_threshold, mmap_threshold = -1, -3
-        libc.mallopt(trim_threshold, 2**31 - 1)
-        libc.mallopt(mmap_threshold, 2**30)
 
 
 def versions() -> dict[str, str]:

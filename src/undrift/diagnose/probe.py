@@ -29,9 +29,10 @@ from undrift.federation import Pair
 from undrift.measure.drift import Drift, Updates
 from undrift.measure.gradients import Gradients, gradients_at, square
 from undrift.measure.skew import Skew, counts_of, skew_of
+from undrift.numerics import settled
 from undrift.plan import batches
 from undrift.rule import FedAvg, chain
-from undrift.simulate import Result, Run, one_thread
+from undrift.simulate import Result, Run
 from undrift.streams import stream
 from undrift.worker import Work, Worker
 
@@ -113,7 +114,7 @@ def probe(work: Work, plan: ProbePlan | None = None, say: Say = lambda text: Non
     plain = replace(work, rule=chain(FedAvg()), plan=training_plan(work.plan, plan), federation=_small_test(work))
     say(f"FedAvg, {plan.rounds} rounds")
     result, drift = _fedavg(plain)
-    with one_thread():
+    with settled():
         worker = Worker(plain)
         models = _models(worker, result, plan)
         found = _gradients(worker, models, plan, say)

@@ -25,6 +25,7 @@ from torch import Tensor
 from undrift.engines.arena import Arena, Lodged, shared
 from undrift.engines.base import Lost, Pending, Scores, chunks
 from undrift.errors import ConfigError, RunError
+from undrift.numerics import settle
 from undrift.rule import ClientAt
 from undrift.tree import Packing, Tree, clone, leaves, nbytes
 from undrift.worker import Cast, Job, Outcome, Score, Work, Worker
@@ -74,7 +75,7 @@ class _Shared:
 def _serve(pipe: Connection, work: Work, memory: _Shared) -> None:
     """A worker's life: take a task, do it, say so."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    settle()
     worker = Worker(work)
     sets = work.evaluated()
     loaded = -1

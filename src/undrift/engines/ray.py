@@ -28,6 +28,7 @@ from undrift.engines.base import Engine, Lost, Pending, Scores, chunks
 from undrift.engines.local import outcome_like
 from undrift.errors import ConfigError, RunError
 from undrift.federation import Pair
+from undrift.numerics import settle
 from undrift.split.remote import ActorLostError
 from undrift.tree import Packing, clone
 from undrift.worker import Cast, Job, Outcome, Score, Work, Worker
@@ -107,7 +108,7 @@ class _Site:
     held: dict[str, _Site] = {}  # noqa: RUF012 - one for each process, on purpose
 
     def __init__(self, parcel: _Parcel) -> None:
-        torch.set_num_threads(1)
+        settle()
         self.worker = Worker(parcel.open())
         self.sets = self.worker.work.evaluated()
         self.packings = Packings.of(self.worker)
@@ -175,7 +176,7 @@ class _Actor:
     """Any object in a process of its own."""
 
     def __init__(self, parcels: list[Any], kind: type, *arguments: Any) -> None:
-        torch.set_num_threads(1)
+        settle()
         self.it = kind(Worker(ray.get(parcels[0]).open()), *arguments)
 
     def call(self, method: str, *arguments: Any) -> Any:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
-import torch
 from flwr.app import Context, Error, Message
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -38,6 +37,7 @@ from undrift.flower.client_app import app
 from undrift.flower.link import ACQUIRE, patient
 from undrift.flower.processes import child, free_port, trouble, until_stopped
 from undrift.flower.setup import SiteFolder
+from undrift.numerics import settle
 
 _PAUSE = 0.2
 _AGAIN = 5.0
@@ -48,7 +48,7 @@ def join(folder: Path, data: Path, say: Callable[[str], None]) -> None:
     """Take part until stopped."""
     site = SiteFolder.read(folder.absolute())
     read_npz(data, ("x", "y"))
-    torch.set_num_threads(1)
+    settle()
     say(f"site {site.name}: {data} stays here; joining {site.server}; stop with Ctrl-C")
     with until_stopped(), tempfile.TemporaryDirectory(prefix="undrift-join-") as private:
         while True:

@@ -14,6 +14,7 @@ from undrift import models
 from undrift.batch import Planned
 from undrift.config import Config
 from undrift.data.dataset import channels_last
+from undrift.numerics import settled
 from undrift.recipes.recipe import Recipe
 from undrift.recipes.run import Options, arms_of, fixed_for, planned
 from undrift.recipes.scale import samples_of
@@ -80,12 +81,8 @@ def _calibrated(name: str, norm: str, width: float, form: tuple[int, int, int], 
     options = {"norm": norm} if name.startswith("resnet") else {"width": width} if name == "vgg11" else {}
     net = models.build(name, input_shape=(channels, size, size), classes=classes, **options)
     FlatModel(net)  # lays the weights out as training does
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with settled():
         return _time_step(net, form, batch), _time_eval(net, form)
-    finally:
-        torch.set_num_threads(before)
 
 
 def _time_step(net: nn.Module, form: tuple[int, int, int], batch: int) -> float:

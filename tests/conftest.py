@@ -1,7 +1,39 @@
-"""One thread for the tests: many of them fork, and a fork has none of its parent's threads."""
+"""One thread for the tests (many fork, and a fork has none of its parent's threads); the command as a fixture."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
 import torch
 
+from shell import CONFIG, Answer, Undrift, arrays
+from undrift.cli import main
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a configuration and its data, the current one."""
+    monkeypatch.chdir(tmp_path)
+    np.savez(tmp_path / "data.npz", **arrays())
+    (tmp_path / "c.toml").write_text(CONFIG)
+    (tmp_path / "c.toml.copy").write_text(CONFIG)
+    return tmp_path
+
+
+@pytest.fixture
+def undrift(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Undrift:
+    def call(*arguments: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["undrift", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capfd.readouterr()
+        assert isinstance(end.value.code, int)
+        return Answer(end.value.code, captured.out, captured.err)
+
+    return call

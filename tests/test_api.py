@@ -150,8 +150,8 @@ class Shy(ud.Rule):
     def init_client(self, x: Tensor) -> Tree:
         return {"visits": torch.zeros(1, dtype=x.dtype)}
 
-    def up(self, y: Tensor, at: ud.ClientAt) -> tuple[Tree, Tree]:
-        return {"steps": torch.full((1,), float(at.steps), dtype=y.dtype)}, {"visits": at.kept["visits"] + 1}
+    def up(self, delta: Tensor, at: ud.ClientAt) -> tuple[Tree, Tree]:
+        return {"steps": torch.full((1,), float(at.steps), dtype=delta.dtype)}, {"visits": at.kept["visits"] + 1}
 
     def server(self, step: Tensor, at: ud.ServerAt) -> tuple[Tensor, Tree]:
         assert float(at.up["steps"]) > 0

@@ -81,7 +81,7 @@ class Counts(ud.Rule):
     def init_client(self, x: Tensor) -> Tree:
         return {"rounds": torch.zeros(1, dtype=torch.int64)}
 
-    def up(self, y: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
+    def up(self, delta: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
         return {}, {"rounds": at.kept["rounds"] + 1}
 
 
@@ -123,7 +123,7 @@ class Dying(ud.Rule):
     def init_server(self, x: Tensor) -> Tree:
         return {"server": half_of_the_smallest(), "client": torch.ones(1, dtype=x.dtype)}
 
-    def up(self, y: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
+    def up(self, delta: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
         return {"client": half_of_the_smallest()}, {}
 
     def server(self, step: Tensor, at: ud.ServerAt) -> tuple[Tensor, Tree]:

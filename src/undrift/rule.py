@@ -165,8 +165,8 @@ class Rule:
         """Whether the rule has to see the gradient."""
         return type(self).gradient is not Rule.gradient
 
-    def up(self, y: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
-        """What is sent with the update, and what the client keeps."""
+    def up(self, delta: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
+        """What is sent with the update ``delta = y_i - x``, and what the client keeps."""
         return {}, {}
 
     def mean(self, delta: Tensor, at: ServerAt) -> Tensor:
@@ -245,8 +245,8 @@ class Chain(Rule):
         for link in self.links:
             link.gradient(g, y, at.local[link.name])
 
-    def up(self, y: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
-        both = {link.name: link.up(y, at.local[link.name]) for link in self.links}
+    def up(self, delta: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
+        both = {link.name: link.up(delta, at.local[link.name]) for link in self.links}
         return {name: sent for name, (sent, _) in both.items()}, {name: kept for name, (_, kept) in both.items()}
 
     def _own(self, link: Rule, at: ServerAt) -> ServerAt:
@@ -366,8 +366,8 @@ class Masked(Rule):
         self.rule.gradient(part, self.take(y), at.local["at"])
         self._put_copy(part, g)
 
-    def up(self, y: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
-        return self.rule.up(self.take(y), at.local["at"])
+    def up(self, delta: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
+        return self.rule.up(self.take(delta), at.local["at"])
 
     def server(self, step: Tensor, at: ServerAt) -> tuple[Tensor, Tree]:
         step = step.clone()

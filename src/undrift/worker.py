@@ -139,7 +139,7 @@ class Worker:
         delta = y - cast.x if delta is None else torch.sub(y, cast.x, out=delta)
         buffers = self.model.buffers.clone()
         with self.clock("rule"):
-            up, kept = (_own(tree, y) for tree in rule.up(y, at))
+            up, kept = (_own(tree, delta) for tree in rule.up(delta, at))
         return Outcome(job.client, delta, buffers, up, kept, loss / visits, int(visits), at.steps)
 
     def learn(
@@ -279,8 +279,7 @@ def without_data(work: Work) -> Work:
     return replace(work, federation=replace(work.federation, x=work.federation.x[:0], y=work.federation.y[:0]))
 
 
-def _own(tree: Tree, y: Tensor) -> Tree:
-    """The tree without parts of ``y``, which the next client overwrites."""
-    if not any(leaf.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() for leaf in leaves(tree).values()):
-        return tree
-    return clone(tree)
+def _own(tree: Tree, delta: Tensor) -> Tree:
+    """The tree without parts of ``delta``, whose place may be used again."""
+    place = delta.untyped_storage().data_ptr()
+    return clone(tree) if any(leaf.untyped_storage().data_ptr() == place for leaf in leaves(tree).values()) else tree

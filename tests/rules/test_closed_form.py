@@ -312,8 +312,8 @@ class ByHand(ud.Rule):
     def gradient(self, g: torch.Tensor, y: torch.Tensor, at: ud.ClientAt) -> None:
         g += self.mask * (at.down["c"] - at.kept["c"])
 
-    def up(self, y: torch.Tensor, at: ud.ClientAt) -> tuple[dict[str, Any], dict[str, Any]]:
-        c = self.mask * (at.kept["c"] - at.down["c"] + (at.x - y) / (at.steps * at.lr))
+    def up(self, delta: torch.Tensor, at: ud.ClientAt) -> tuple[dict[str, Any], dict[str, Any]]:
+        c = self.mask * (at.kept["c"] - at.down["c"] - delta / (at.steps * at.lr))
         return {"dc": c - at.kept["c"]}, {"c": c}
 
     def server(self, step: torch.Tensor, at: ud.ServerAt) -> tuple[torch.Tensor, dict[str, Any]]:

@@ -41,8 +41,8 @@ class FedDyn(Rule):
     def gradient(self, g: Tensor, y: Tensor, at: ClientAt) -> None:
         g.add_(y, alpha=self.alpha).sub_(at.local["constant"])
 
-    def up(self, y: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
-        return {}, {"h": at.kept["h"] - self.alpha * (y - at.x)}
+    def up(self, delta: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
+        return {}, {"h": torch.sub(at.kept["h"], delta, alpha=self.alpha)}
 
     def server(self, step: Tensor, at: ServerAt) -> tuple[Tensor, Tree]:
         h = at.state["h"] - self.alpha * at.share * at.delta

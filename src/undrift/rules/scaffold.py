@@ -2,7 +2,7 @@
 
 A client steps along ``g_i(y) - c_i + c``. After its ``K`` steps
 
-- option II: ``c_i' = c_i - c + (x - y_i) / (K*lr)``;
+- option II: ``c_i' = c_i - c - delta_i / (K*lr)``;
 - option I: ``c_i' = `` the full-batch gradient of ``f_i`` at ``x``;
 
 and the server sets ``c <- c + sum_cohort p_i (c_i' - c_i)``, so that always ``c = sum_i p_i c_i``.
@@ -51,11 +51,11 @@ class Scaffold(Rule):
     def push(self, v: Tensor, at: ClientAt, scale: float) -> None:
         v.sub_(at.local["c_i - c"], alpha=scale)
 
-    def up(self, y: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
+    def up(self, delta: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
         if self.option == 1:
             c = at.full_gradient()
         else:
-            c = torch.add(at.local["c_i - c"], at.x - y, alpha=1 / (at.steps * at.lr))
+            c = torch.sub(at.local["c_i - c"], delta, alpha=1 / (at.steps * at.lr))
         return {"dc": c - at.kept["c"]}, {"c": c}
 
     def server(self, step: Tensor, at: ServerAt) -> tuple[Tensor, Tree]:

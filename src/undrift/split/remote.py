@@ -136,7 +136,7 @@ class Clients:
     def hand_in(self, client: int) -> Handed:
         """The client's part at a synchronisation."""
         seat, tally = self.seats.pop(client)
-        up, kept = self.rounds.work.rule.up(seat.y, seat.at)
+        up, kept = self.rounds.work.rule.up(seat.y - seat.at.x, seat.at)
         walk = seat.walk
         walk.kept = kept
         return Handed(

@@ -209,7 +209,7 @@ class SplitRounds(FullRounds):
         return totals
 
     def _outcome(self, cast: Cast, seat: Seat, main: Tensor, main_buffers: Tensor) -> Outcome:
-        up, seat.walk.kept = self.work.rule.up(seat.y, seat.at)
+        up, seat.walk.kept = self.work.rule.up(seat.y - seat.at.x, seat.at)
         y = torch.cat([seat.y, main if seat.main is None else seat.main])
         buffers = torch.cat([seat.buffers, main_buffers if self.algorithm.joint else seat.main_buffers])
         return Outcome(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
 from shell import CONFIG, Undrift, arrays, assert_refused
 
 BAD_SETTINGS: dict[str, tuple[list[str], list[str]]] = {

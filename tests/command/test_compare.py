@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shell import Undrift, arrays, assert_refused, files, same_run
 
+from shell import Undrift, arrays, assert_refused, files, same_run
 from undrift.cli import main
 from undrift.files import read_lines
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from shell import Undrift, files, same_run
 
+from shell import Undrift, files, same_run
 from undrift import __version__
 from undrift.cli import app, main
 from undrift.files import read_lines

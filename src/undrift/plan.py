@@ -109,3 +109,17 @@ def batches(
             remaining -= 1
             if not remaining:
                 return
+
+
+def grouped(order: Iterator[Indices], samples: int) -> Iterator[list[Indices]]:
+    """Batches in groups of at most so many samples, but at least one batch."""
+    group: list[Indices] = []
+    held = 0
+    for positions in order:
+        if group and held + len(positions) > samples:
+            yield group
+            group, held = [], 0
+        group.append(positions)
+        held += len(positions)
+    if group:
+        yield group

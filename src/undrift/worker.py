@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,13 +18,15 @@ from undrift.clock import Clock
 from undrift.data.augment import flip_crop
 from undrift.data.dataset import rows
 from undrift.federation import Federation, Indices, Pair
-from undrift.plan import Plan, batches
+from undrift.plan import Plan, batches, grouped
 from undrift.rule import Chain, ClientAt
 from undrift.streams import stream, torch_seed
 from undrift.tree import Tree, clone, leaves
 from undrift.vector import FlatModel
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+_GATHERED = 1 << 20
+"""Bytes of samples that are gathered at once: for small batches most of the time is the call, not the copy."""
 EVALUATION_BATCH = 200
 """Small enough that activations are not given back to the system after every chunk."""
 
@@ -215,12 +218,13 @@ class Worker:
         generator = torch.Generator()
         if self.work.plan.augment:
             generator.manual_seed(torch_seed(self.work.plan.seed, "augment", round, client))
-        for positions in order:
-            batch = torch.from_numpy(index[positions])
-            x = rows(federation.x, batch)
-            if self.work.plan.augment:
-                x = flip_crop(x, generator)
-            yield x.to(device), federation.y[batch].to(device)
+        together = _GATHERED // federation.x[:1].nbytes
+        for group in grouped(order, together):
+            chosen = torch.from_numpy(index[np.concatenate(group)])
+            sizes = [len(positions) for positions in group]
+            samples, answers = torch.split(rows(federation.x, chosen), sizes), torch.split(federation.y[chosen], sizes)
+            for x, labels in zip(samples, answers, strict=True):
+                yield (flip_crop(x, generator) if self.work.plan.augment else x).to(device), labels.to(device)
 
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
         with self.autocast():

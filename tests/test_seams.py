@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,7 @@ def test_state_of_another_type_is_refused_where_it_would_be_rounded() -> None:
 
 def test_records_hold_null_where_a_number_is_not_finite(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "run", {"seed": 0}, resume=False)
+    folder.begin()
     folder.append("metrics.jsonl", {"round": 1, "test_loss": float("nan"), "parts": [float("inf"), 1.0]})
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text()) == {
         "round": 1, "test_loss": None, "parts": [None, 1.0],
@@ -137,3 +140,55 @@ def test_numbers_that_die_away_are_0_in_a_run_and_nowhere_else(workers: int) -> 
     assert server is not None
     assert {name: float(value) for name, value in server.state["dying"].items()} == {"server": 0.0, "client": 0.0}
     assert float(half_of_the_smallest()) > 0
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [lambda: ud.masked(ud.fedpvr(1), 2), lambda: ud.masked(ud.sfl_v1(cut=1), 1),
+     lambda: ud.masked(ud.scaffold() + ud.slowmo(), 1) + ud.feddyn()],
+)  # fmt: skip
+def test_masks_that_make_no_sense_are_refused(algorithm: Callable[[], ud.Rule]) -> None:
+    with pytest.raises(ud.ConfigError):
+        algorithm()
+
+
+def test_a_masked_chain_owns_what_its_links_own() -> None:
+    with pytest.raises(ud.ConfigError, match="server_lr"):
+        run(ud.masked(ud.scaffold() + ud.slowmo(), 1), server_lr=3.0)
+
+
+def test_a_mask_over_all_layers_sends_what_the_rule_sends() -> None:
+    rules = ud.masked(ud.fedadc(downlink="track"), 1), ud.fedadc(downlink="track"), ud.fedadc()
+    masked, track, send = (run(rule, cohort=3).summary["bytes_down"] for rule in rules)
+    assert masked == track != send
+
+
+@pytest.mark.parametrize("settings", [{"precision": "fp16"}, {"seed": -1}])
+def test_settings_of_a_python_run_are_checked(settings: dict[str, object]) -> None:
+    with pytest.raises(ud.ConfigError, match=next(iter(settings))):
+        run(ud.fedavg(), **settings)
+
+
+def test_modules_left_in_evaluation_mode_train_at_every_worker() -> None:
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+    module[1].eval()
+    x, y = clients()[0]
+    ends = [
+        ud.simulate(module, clients(), rounds=2, batch_size=0, lr=0.1, workers=workers, test_data=(x, y))
+        for workers in (0, 1, 2)
+    ]
+    assert torch.equal(weights(ends[0]), weights(ends[1]))
+    assert torch.equal(weights(ends[0]), weights(ends[2]))
+
+
+def test_an_evaluation_of_many_chunks_does_not_fill_the_pipes() -> None:
+    x, y = torch.randn(300_000, 4, dtype=torch.float64), torch.arange(300_000) % 3
+
+    def child() -> None:
+        ud.simulate(net(), clients(), rounds=2, workers=1, test_data=(x, y))
+
+    process = get_context("fork").Process(target=child)
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0

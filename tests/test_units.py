@@ -339,9 +339,9 @@ def test_only_the_newest_checkpoint_is_kept(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_is_no_other_run(tmp_path: Path) -> None:
     (tmp_path / ".config.toml.77.part").write_text("se")
-    Folder(tmp_path, {"seed": 1}, resume=False)
+    Folder(tmp_path, {"seed": 1}, resume=False).begin()
     (tmp_path / ".metrics.jsonl.77.part").write_text("")
-    Folder(tmp_path, {"seed": 1}, resume=True)
+    Folder(tmp_path, {"seed": 1}, resume=True).begin()
     assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
 
 

@@ -42,8 +42,16 @@ app.command()(conformal)
 app.command()(diagnose)
 app.command()(plot)
 app.command()(cuts)
-app.add_typer(data_app, name="data", help="Data sets: what there is, fetch one, verify the files.")
-app.add_typer(federation_app, name="federation", help="Real sites that keep their data, on Flower.")
+app.add_typer(
+    data_app,
+    name="data",
+    help="Data sets: what there is, fetch one, verify the files.\n\nExample: undrift data get cifar10",
+)
+app.add_typer(
+    federation_app,
+    name="federation",
+    help="Real sites that keep their data, on Flower.\n\nExample: undrift federation init DIR --sites north,south",
+)
 app.command(name="recipes")(recipes)
 app.command(name="reproduce")(reproduce_)
 app.command(name="results")(results_)
@@ -99,8 +107,10 @@ def run_to(folder: Path, settings: Config, *, resume: bool, quiet: bool, profile
                 progress=lambda round, rounds, record: meter.at(round, note_of(record)),
             )
     except KeyboardInterrupt:
+        if not (folder / "config.toml").exists():
+            raise
         raise _InterruptedError(
-            f"what was done is saved; go on with: undrift run CONFIG.toml --out {folder} --resume"
+            f"what was done is saved; go on with: undrift run {folder}/config.toml --out {folder} --resume"
         ) from None
     summary = result.summary
     if summary["final_accuracy"] is not None:
@@ -133,7 +143,11 @@ def compare_(
     Example: undrift compare experiment.toml --algorithms fedavg,scaffold,fedpvr+fsl --seeds 3
     """
     settings = read(config, overrides or ())
+    if resume and out is None:
+        raise ConfigError("--resume: say which comparison with --out DIR")
     folder = out or _new_folder("compare")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"output folder {folder} is a file")
     if folder.exists() and any(folder.iterdir()) and not resume:
         raise ConfigError(f"output folder {folder} is not empty; give another --out, or --resume to go on with it")
     names = [name.strip() for name in algorithms.split(",") if name.strip()]

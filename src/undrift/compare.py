@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,9 @@ def plan_runs(
         one.rule()
         name = "/".join(part for part in (algorithm, label(setting), f"seed{seed}") if part)
         runs.append(Planned(name, one, out / name))
+    for name, times in Counter(planned.name for planned in runs).items():
+        if times > 1:
+            raise ConfigError(f"{name} is given {times} times; name every algorithm and every value once")
     return runs
 
 

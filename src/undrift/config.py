@@ -333,7 +333,7 @@ def _check_parameters(part: str, given: dict[str, Any]) -> None:
         if isinstance(value, bool) and bool not in (hints[key], *typing.get_args(hints[key])):
             raise ConfigError(f"algorithm.{part}.{key} = {value}: not a boolean")
         try:
-            given[key] = TypeAdapter(hints[key]).validate_python(value)
+            given[key] = TypeAdapter(hints[key], config=ConfigDict(allow_inf_nan=False)).validate_python(value)
         except ValidationError as error:
             reasons = sorted({str(e["msg"]) for e in error.errors()})
             raise ConfigError(f"algorithm.{part}.{key} = {_shown(value)}: {' or '.join(reasons)}") from None

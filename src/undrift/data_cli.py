@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from undrift.data.catalogue import CATALOGUE
 from undrift.data.fetch import check as check_files
 from undrift.data.fetch import fetch
 from undrift.data.loading import NAMES, data_root
+from undrift.display import console
 from undrift.errors import DataError
 
 app = typer.Typer(name="data", help="List, fetch and verify data sets.", no_args_is_help=True)
@@ -42,14 +42,14 @@ def list_sets(root: Root = None) -> None:
             table.add_row(name, "yes" if (base / CATALOGUE[name].folder).is_dir() else "no", CATALOGUE[name].title)
         else:
             table.add_row(name, "built in", BUILT_IN[name])
-    Console().print(table)
+    console().print(table)
 
 
 @app.command(epilog="Example: undrift data get cifar10")
 def get(
     name: Annotated[str, typer.Argument(help="A name from `undrift data list`.")],
     root: Root = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
     """Fetch a data set from its publisher; an interrupted download continues where it stopped."""
     if name in BUILT_IN:

@@ -21,7 +21,7 @@ Settings = dict[str, Any]
 
 
 class Folder:
-    """Where a run writes; refuses to write over another run."""
+    """Where a run writes; refuses to write over another run. Nothing is written before :meth:`begin`."""
 
     def __init__(self, path: Path, settings: Settings, *, resume: bool) -> None:
         self.path = path
@@ -37,13 +37,19 @@ class Folder:
             raise ConfigError(f"output folder {path} is not empty and holds no run; give another --out")
         if resume and not held:
             raise ConfigError(f"output folder {path} holds no run to resume")
-        text = tomli_w.dumps(settings)
+        self._settings = tomli_w.dumps(settings)
         if held:
             _refuse_other(path, settings)
-            for item in filter(unfinished, path.rglob(".*")):
-                item.unlink()
-        else:
-            write_atomic(path / "config.toml", text)
+
+    def begin(self) -> None:
+        """Say whose folder this is, before anything else is written to it."""
+        for item in filter(unfinished, self.path.rglob(".*")):
+            item.unlink()
+        if not (self.path / "config.toml").exists():
+            try:
+                write_atomic(self.path / "config.toml", self._settings)
+            except OSError as error:
+                raise ConfigError(f"output folder {self.path}: {error.strerror}") from None
 
     @property
     def finished(self) -> bool:

@@ -23,7 +23,10 @@ def settle() -> None:
 
 @contextlib.contextmanager
 def settled() -> Iterator[None]:
-    """The same for a while: small batches run faster on one thread, and results must not depend on their number."""
+    """The same for a while: small batches run faster on one thread, and results must not depend on their number.
+
+    That freed memory is kept cannot be taken back.
+    """
     threads, flushed = torch.get_num_threads(), float(torch.tensor(1e-40) * 1) == 0
     settle()
     try:

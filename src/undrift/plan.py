@@ -54,6 +54,10 @@ class Plan:
         for key, (word, allowed) in words.items():
             if word not in allowed:
                 raise ConfigError(f"train.{key} = {word!r}: one of {', '.join(allowed)} is allowed")
+        if self.precision not in ("fp32", "bf16"):
+            raise ConfigError(f"engine.precision = {self.precision!r}: fp32 or bf16 is allowed")
+        if self.seed < 0:
+            raise ConfigError(f"seed = {self.seed}: must be at least 0")
 
     def cohort_of(self, round: int, population: int) -> list[int]:
         """The clients drawn in a round: uniformly, without replacement, from the seed alone."""

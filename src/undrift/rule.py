@@ -201,6 +201,11 @@ class Chain(Rule):
 
     links: tuple[Rule, ...]
 
+    @property
+    def owns(self) -> frozenset[str]:  # type: ignore[override]
+        """What any link owns."""
+        return frozenset().union(*(link.owns for link in self.links))
+
     def bind(self, layout: Layout) -> Chain:
         return Chain(tuple(link.bind(layout) for link in self.links))
 
@@ -306,6 +311,11 @@ class Masked(Rule):
     owns: frozenset[str]
     slices: tuple[slice, ...] | None = None
 
+    @property
+    def tracked(self) -> bool:  # type: ignore[override]
+        """As the rule has it."""
+        return self.rule.tracked
+
     def bind(self, layout: Layout) -> Masked:
         return replace(self, slices=layout.slices_of(self.layers))
 
@@ -379,6 +389,10 @@ class Masked(Rule):
 def masked(rule: Rule, layers: int | Sequence[str], name: str = "") -> Masked:
     """``rule`` on the last ``layers`` layers with parameters, or on the layers with these names."""
     for link in rule.links if isinstance(rule, Chain) else (rule,):
+        if isinstance(link, Masked) or KIND in link.owns or "everything" in link.owns:
+            raise ConfigError(
+                f"masked: {link.name!r} already says what it acts on, so it cannot be kept to some layers"
+            )
         if any(getattr(type(link), hook) is not getattr(Rule, hook) for hook in ("federate", "mean", "after")):
             raise ConfigError(
                 f"masked: {link.name!r} acts on data or whole models, so it cannot be kept to some layers"

@@ -103,6 +103,8 @@ class Run:
             worker = Worker(self.work)
             engine = self.make_engine(self.work, worker, self.workers)
             stack.callback(engine.close)
+            if self.folder:
+                self.folder.begin()
             return _Loop(self, worker, engine).go()
 
 

@@ -108,6 +108,7 @@ class Worker:
     def __init__(self, work: Work) -> None:
         self.work = work
         self.model = FlatModel(work.module, work.device)
+        self.model.module.train()  # all of it: what a caller left in evaluation mode would stay so at some workers only
         self.clock = Clock(work.profile)
 
     def client(self, cast: Cast, job: Job, delta: Tensor | None = None) -> Outcome:

@@ -31,6 +31,8 @@ BAD_SETTINGS: dict[str, tuple[list[str], list[str]]] = {
     "a number for a switch": (["server_data.exclusive=1"], ["server_data.exclusive", "1", "boolean"]),
     "a switch for a number": (["algorithm.name=feddyn", "algorithm.feddyn.alpha=true"], ["feddyn.alpha"]),
     "a word for a parameter": (["algorithm.name=fedprox", "algorithm.fedprox.mu=much"], ["fedprox.mu", "'much'"]),
+    "a parameter that is no number": (["algorithm.name=fedprox", "algorithm.fedprox.mu=nan"], ["fedprox.mu", "finite"]),
+    "a parameter without bound": (["algorithm.name=fedadc", "algorithm.fedadc.embed=inf"], ["fedadc.embed", "finite"]),
     "a negative rate": (["train.lr=-0.1"], ["train.lr", "-0.1", "greater than 0"]),
     "rate zero": (["train.lr=0"], ["train.lr", "0", "greater than 0"]),
     "rate nan": (["train.lr=nan"], ["train.lr", "nan"]),
@@ -181,3 +183,9 @@ def test_usage_errors(arguments: str, here: Path, undrift: Undrift) -> None:
     assert answer.code == 2
     assert len(answer.err.strip().splitlines()) <= 2
     assert not (here / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_refused(here: Path, undrift: Undrift) -> None:
+    (here / "a file").touch()
+    answer = undrift("run", "c.toml", "--out", "a file/out", "--quiet")
+    assert_refused(answer, ["a file/out", "Not a directory"], here / "a file" / "out")

@@ -96,11 +96,20 @@ def test_a_sweep_holds_out_validation_data_by_itself(here: Path, undrift: Undrif
         (["--algorithms", "fedavg", "--set", "data.path=none.npz"], ["none.npz"]),
         (["--algorithms", "fedavg,fsl", "--set", "server_data.size=1000"], ["server_data.size"]),
         (["--algorithms", ","], ["--algorithms"]),
+        (["--algorithms", "fedavg,fedavg"], ["fedavg/seed1", "2 times"]),
+        (["--algorithms", "fedavg", "--sweep", "train.lr=0.1,0.10"], ["train.lr=0.1", "2 times"]),
     ],
 )  # fmt: skip
 def test_bad_comparisons_are_refused(arguments: list[str], fragments: list[str], here: Path, undrift: Undrift) -> None:
     answer = undrift("compare", "c.toml", "--out", "out", "--quiet", *arguments)
     assert_refused(answer, fragments, here / "out")
+
+
+def test_a_comparison_says_where_it_lies(here: Path, undrift: Undrift) -> None:
+    alone = undrift("compare", "c.toml", "--algorithms", "fedavg", "--resume")
+    assert_refused(alone, ["--resume", "--out"], here / "runs")
+    (here / "a file").touch()
+    assert_refused(undrift("compare", "c.toml", "--algorithms", "fedavg", "--out", "a file"), ["a file"], here / "runs")
 
 
 def test_control_c_of_a_comparison(here: Path, undrift: Undrift) -> None:

@@ -202,12 +202,13 @@ def test_control_c_saves_and_says_how_to_go_on(here: Path, undrift: Undrift, cap
     assert process.exitcode == 130
     message = (here / "err").read_text().strip().splitlines()[-1]
     assert "interrupted" in message
-    assert "--out cut --resume" in message
+    advice = message.split("undrift run ")[1].split()
+    assert advice == ["cut/config.toml", "--out", "cut", "--resume"]
     assert "Traceback" not in (here / "err").read_text()
     state = json.loads((here / "cut" / "checkpoint" / "state.json").read_text())
     assert 3 <= state["round"] < 200
     assert len(read_lines(here / "cut" / "rounds.jsonl")) == state["round"]
-    assert undrift("run", "c.toml", "--out", "cut", "--quiet", "--resume", *settings).code == 0
+    assert undrift("run", *advice, "--quiet").code == 0
     assert same_run(here / "cut", here / "whole")
 
 
@@ -267,5 +268,5 @@ def test_help_at_every_level_shows_an_example(path: list[str], undrift: Undrift)
     answer = undrift(*path, "--help")
     assert answer.code == 0
     assert "Usage:" in answer.out
-    group = any(other[: len(path)] == path and len(other) > len(path) for other in commands())
-    assert group or f"undrift {' '.join(path)}" in answer.out.split("Usage:")[1].split("\n", 1)[1].replace("\n", " ")
+    after_usage = answer.out.split("Usage:")[1].split("\n", 1)[1]
+    assert f"undrift {' '.join(path)}" in " ".join(after_usage.split())

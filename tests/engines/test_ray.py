@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import undrift as ud
-from undrift.config import EngineConfig
+from undrift.assemble import run_config
+from undrift.config import EngineConfig, parse
 from undrift.errors import ConfigError, RunError
 from undrift.federation import Federation, from_clients
 from undrift.plan import Plan
@@ -202,3 +203,17 @@ def test_a_worker_larger_than_the_cluster_is_refused(cluster: RayCluster) -> Non
 def test_an_address_where_nobody_listens_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match=r"engine.address = '127.0.0.1:1': no Ray cluster"):
         ray_engine(EngineConfig(name="ray", address="127.0.0.1:1"))
+
+
+def test_a_cluster_that_cannot_be_joined_is_refused_and_nothing_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(**settings: object) -> None:
+        raise ray.exceptions.RaySystemError("no answer")
+
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    config = parse({"engine": {"name": "ray", "address": "auto"}, "partition": {"clients": 2}})
+    with pytest.raises(ConfigError, match=r"engine.address = 'auto': no Ray cluster"):
+        run_config(config, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

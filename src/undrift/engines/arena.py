@@ -1,7 +1,7 @@
 """Memory that forked processes share, and a place in it for what clients keep between rounds.
 
-A client's memory is read where it lies and its successor written beside it: no copies by the driver, and a client
-that has to be run again finds what it kept untouched.
+A client's memory is read where it lies and its successor written beside it: the driver copies only what did not find
+room, and a client that has to be run again finds what it kept untouched.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ from undrift.worker import Cast, Job, Outcome, Score, Work, Worker
 
 _AHEAD = 2
 """Tasks that wait in a worker's pipe, so that it never waits for the next one."""
+_UNATTENDED = 32
+"""Chunks of an evaluation that a worker is given at once while the driver is busy."""
 _ROOM = 1 << 30
 """Bytes of shared memory for what clients keep; the rest lies in the driver's own and is copied when needed."""
 _DEATHS = 20
@@ -243,9 +245,13 @@ class Local:
                     self._give(process, self._spare)
 
     def _hand_out_chunks(self) -> None:
-        """All clients are done: the rest of an evaluation fills the time of the server step, unattended."""
-        while self._spare:
-            self._give(min(self.processes, key=lambda process: len(process.tasks)), self._spare)
+        """All clients are done: chunks of an evaluation fill the time of the server step, unattended.
+
+        Not too many: while nobody reads the answers, full pipes would make both sides wait for each other.
+        """
+        for process in self.processes:
+            while self._spare and len(process.tasks) < _UNATTENDED:
+                self._give(process, self._spare)
 
     def _give(self, process: _Process, queue: deque[int]) -> None:
         number = queue.popleft()

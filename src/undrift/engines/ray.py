@@ -210,7 +210,7 @@ class Cluster:
             own = {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         try:
             ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             where = f"engine.address = {self.address!r}" if self.address else "engine.name = 'ray'"
             raise ConfigError(f"{where}: no Ray cluster ({_first_line(error)})") from None
         return True
@@ -235,12 +235,17 @@ class Ray:
     def __init__(self, work: Work, worker: Worker, workers: int | None, cluster: Cluster) -> None:
         self.worker, self.work = worker, work
         self.packings = Packings.of(worker)
+        self._parcels: list[Any] = []
         self.owned = cluster.join(workers)
-        room = cluster.capacity()
+        try:
+            room = cluster.capacity()
+        except ConfigError:
+            self.close()
+            raise
         self.workers = max(1, min(workers or room, room))
         # Where the cluster itself bounds how many run at a time, a queue ahead keeps workers from waiting.
         self.in_flight = 2 * self.workers if self.workers == room else self.workers
-        self._parcels = [ray.put(_Parcel.of(work))]
+        self._parcels.append(ray.put(_Parcel.of(work)))
         task: Any = ray.remote(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus_per_worker, max_retries=_RETRIES)
         self._client, self._evaluate = task(_client), task(_evaluate)
 

@@ -74,11 +74,6 @@ class AtClient(Masked):
             raise ConfigError(f"algorithm {rule.name!r} acts on the clients' part of the model: {error}") from None
         return AtClient(bound, (), rule.name, rule.owns, (slice(0, front.size),))
 
-    @property
-    def tracked(self) -> bool:  # type: ignore[override]
-        """As the rule has it."""
-        return self.rule.tracked
-
     def bind(self, layout: Layout) -> AtClient:
         """Bound already, to the client's part."""
         return self

@@ -58,6 +58,11 @@ def until(what: Callable[[], Any], seconds: float, say: Callable[[], str] = str)
     raise AssertionError(f"not within {seconds} s: {say()}")
 
 
+def heed_control_c() -> None:
+    """A shell's background job ignores it, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class World:
     """A working folder and the processes that were started in it."""
 
@@ -68,8 +73,9 @@ class World:
     def start(self, name: str, *command: str) -> None:
         with open(self.log(name), "ab") as log:
             self.running[name] = subprocess.Popen(
-                command, cwd=self.folder, env=ENVIRONMENT, stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
+                command, cwd=self.folder, env=ENVIRONMENT, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                preexec_fn=heed_control_c,
+            )  # fmt: skip
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"

@@ -62,7 +62,9 @@ class _Shared:
         self.model = Packing.of({"x": x, "buffers": buffers})
         like = outcome_like(work, x, buffers)
         kept = like.pop("kept")
-        room = min(_ROOM // nbytes(kept), len(work.federation)) if nbytes(kept) else 0
+        population = len(work.federation)
+        most = population + min(work.plan.cohort or population, population)  # old memories stay until a round has ended
+        room = min(_ROOM // nbytes(kept), most) if nbytes(kept) else 0
         self.reserve = 2 * slots + 2  # of those under way: what they kept and what they keep now
         self.kept = Arena(Packing.of(kept), self.reserve + (room and room + self.reserve), x.dtype)
         self.outcome = Packing.of(like)

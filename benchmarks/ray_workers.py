@@ -1,6 +1,7 @@
 """Two one-CPU Ray workers against one, on the CNN's work (1000 clients of 50 CIFAR-sized images, 10 a round).
 
 Run: ``python benchmarks/ray_workers.py [rounds]``. Needs two free cores to say anything; prints the load it saw.
+One and two workers take turns, and medians are compared.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from undrift.schedule import Schedule
 from undrift.simulate import Run, prepare
 
 CLIENTS, SAMPLES, COHORT, BATCH, WANTED = 1000, 50, 10, 10, 1.6
+TURNS = 5
 
 
 def federation() -> Federation:
@@ -42,8 +44,8 @@ def seconds_a_round(workers: int, rounds: int, data: Federation) -> float:
 def main() -> int:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     data, start = federation(), time.time()
-    one = seconds_a_round(1, rounds, data)
-    two = seconds_a_round(2, rounds, data)
+    turns = [(seconds_a_round(1, rounds, data), seconds_a_round(2, rounds, data)) for _ in range(TURNS)]
+    one, two = (statistics.median(times) for times in zip(*turns, strict=True))
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {load:.1f}, {time.time() - start:.0f} s in all")
     print(f"one worker {one:.3f} s a round, two workers {two:.3f} s: {one / two:.2f} times as fast (wanted {WANTED})")

@@ -39,7 +39,7 @@ from undrift.rule import Chain, Rule
 from undrift.rules import RULES, named
 from undrift.schedule import Schedule
 from undrift.simulate import Result, Run, prepare
-from undrift.tree import Tree, leaves
+from undrift.tree import Tree, copy_into, leaves
 
 FULL = ("fedavg", "fedprox", "scaffold", "fedpvr", "feddyn", "slowmo", "fedadc", "fsl", "ds", "centralised")
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -298,7 +298,7 @@ class Killer(ud.Rule):
         """In place of the engine's own function that puts an answer into shared memory."""
         if self.round % 2 == 0:
             self.strike(target)
-        copied(source, target)
+        copy_into(source, target)
 
     def strike(self, target: Tree | None = None) -> None:
         if self.round > 1 and os.getpid() != self.driver and not (mark := self.flag / str(self.round)).exists():
@@ -308,9 +308,6 @@ class Killer(ud.Rule):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-copied = local._copy
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("rule", [ud.fedavg(), ud.scaffold(), ud.feddyn(0.2) + ud.fsl()])
 def test_a_killed_worker_is_replaced_and_the_bits_stay(
@@ -318,7 +315,7 @@ def test_a_killed_worker_is_replaced_and_the_bits_stay(
 ) -> None:
     quiet = facts(simulated(rule))
     killer = Killer(tmp_path, os.getpid())
-    monkeypatch.setattr(local, "_copy", killer.answer)
+    monkeypatch.setattr(local, "copy_into", killer.answer)
     shaken = simulated(rule + killer, workers=workers)
     assert len(list(tmp_path.iterdir())) == ROUNDS - 1
     assert {**facts(shaken), "summary": 0} == {**quiet, "summary": 0}

@@ -68,3 +68,12 @@ class Packing:
 def clone(tree: Tree) -> Tree:
     """A tree of tensors of its own."""
     return {name: clone(value) if isinstance(value, dict) else torch.clone(value) for name, value in tree.items()}
+
+
+def copy_into(source: Tree, target: Tree) -> None:
+    """Copy a tree's tensors into those of another one that has at least its names."""
+    for name, value in source.items():
+        if isinstance(value, dict):
+            copy_into(value, target[name])
+        else:
+            target[name].copy_(value)

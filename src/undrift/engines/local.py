@@ -27,7 +27,7 @@ from undrift.engines.base import Lost, Pending, Scores, chunks
 from undrift.errors import ConfigError, RunError
 from undrift.numerics import settle
 from undrift.rule import ClientAt
-from undrift.tree import Packing, Tree, clone, leaves, nbytes
+from undrift.tree import Packing, Tree, clone, copy_into, leaves, nbytes
 from undrift.worker import Cast, Job, Outcome, Score, Work, Worker
 
 _AHEAD = 2
@@ -125,17 +125,9 @@ def _client(worker: Worker, memory: _Shared, slot: int, old: int, new: int, roun
     views, place = memory.cast_views, memory.slots[slot]
     cast = Cast(round, lr, views["x"], views["buffers"], views["down"])
     out = worker.client(cast, Job(client, memory.kept.at(old)), place["delta"])
-    _copy({"buffers": out.buffers, "up": out.up}, place)
-    _copy(out.kept, memory.kept.at(new))
+    copy_into({"buffers": out.buffers, "up": out.up}, place)
+    copy_into(out.kept, memory.kept.at(new))
     return out.loss, out.visits, out.steps
-
-
-def _copy(source: Tree, target: Tree) -> None:
-    for name, value in source.items():
-        if isinstance(value, dict):
-            _copy(value, target[name])
-        else:
-            target[name].copy_(value)
 
 
 class _Process:

@@ -30,7 +30,7 @@ from undrift.errors import ConfigError, RunError
 from undrift.federation import Pair
 from undrift.numerics import settle
 from undrift.split.remote import ActorLostError
-from undrift.tree import Packing, clone
+from undrift.tree import Packing, clone, copy_into
 from undrift.worker import Cast, Job, Outcome, Score, Work, Worker
 
 _RETRIES = 20
@@ -159,9 +159,14 @@ def _client(
     site = _Site.of(parcels)
     sent = site.packings.cast.unpack(site.vector(cast))
     job = Job(client, site.packings.kept.unpack(site.vector(kept)))
-    out = site.worker.client(Cast(round, lr, sent["x"], sent["buffers"], sent["down"]), job)
-    tree = {"delta": out.delta, "buffers": out.buffers, "up": out.up, "kept": out.kept}
-    return _packed(site.packings.outcome, tree, out.delta.dtype), out.loss, out.visits, out.steps
+    vector = torch.empty(site.packings.outcome.size, dtype=sent["x"].dtype)
+    place = site.packings.outcome.unpack(vector)
+    here = place["delta"] if site.worker.model.weights.is_cpu else None
+    out = site.worker.client(Cast(round, lr, sent["x"], sent["buffers"], sent["down"]), job, here)
+    copy_into({"buffers": out.buffers, "up": out.up, "kept": out.kept}, place)
+    if here is None:
+        place["delta"].copy_(out.delta)
+    return vector.numpy(), out.loss, out.visits, out.steps
 
 
 def _evaluate(parcels: list[Any], model: Array, pieces: list[tuple[str, int]]) -> list[Score]:
@@ -279,8 +284,8 @@ class Ray:
 
     def _outcome(self, job: Job, ref: Any) -> Outcome:
         vector, loss, visits, steps = self._get(ref, f"client {job.client}")
-        # A copy of one's own: a view would hold the object store's memory for as long as it lives.
-        tree = self.packings.outcome.unpack(torch.from_numpy(np.array(vector)).to(self.work.device))
+        # What is kept gets memory of its own: a view would hold the object store's for as long as it lives.
+        tree = self.packings.outcome.unpack(read_only(vector).to(self.work.device))
         return Outcome(job.client, tree["delta"], tree["buffers"], tree["up"], clone(tree["kept"]), loss, visits, steps)
 
     def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:

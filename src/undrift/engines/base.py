@@ -41,10 +41,10 @@ class Engine(Protocol):
         ...
 
 
-def done(worker: Worker, cast: Cast, job: Job) -> Outcome:
+def done(worker: Worker, cast: Cast, job: Job, delta: Tensor | None = None) -> Outcome:
     """A job's outcome; an error says at which client it happened."""
     try:
-        return worker.client(cast, job)
+        return worker.client(cast, job, delta)
     except UndriftError:
         raise
     except Exception as error:

@@ -14,6 +14,7 @@ import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,9 @@ from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskErro
 from torch import Tensor
 
 from undrift.config import EngineConfig
-from undrift.engines.base import Engine, Lost, Pending, Scores, chunks
+from undrift.engines.base import Engine, Lost, Pending, Scores, chunks, done
 from undrift.engines.local import outcome_like
-from undrift.errors import ConfigError, RunError
+from undrift.errors import ConfigError, RunError, UndriftError
 from undrift.federation import Pair
 from undrift.numerics import settle
 from undrift.split.remote import ActorLostError
@@ -35,6 +36,8 @@ from undrift.worker import Cast, Job, Outcome, Score, Work, Worker
 
 _RETRIES = 20
 """A task whose workers die more often than this ends the run."""
+_RETURNED = 64 << 20
+"""Bytes that a task may return, unless one client alone has more."""
 Array = NDArray[Any]
 
 
@@ -152,21 +155,24 @@ def _packed(packing: Packing, tree: dict[str, Any], dtype: torch.dtype) -> Array
     return vector.numpy()
 
 
-def _client(
-    parcels: list[Any], cast: Array, round: int, lr: float, client: int, kept: Array
-) -> tuple[Array, float, int, int]:
-    """A client's round, at a worker."""
+def _clients(
+    parcels: list[Any], cast: Array, round: int, lr: float, clients: list[int], kept: Array
+) -> tuple[Array, list[tuple[float, int, int]]]:
+    """Some clients' rounds, one after the other, at a worker."""
     site = _Site.of(parcels)
     sent = site.packings.cast.unpack(site.vector(cast))
-    job = Job(client, site.packings.kept.unpack(site.vector(kept)))
-    vector = torch.empty(site.packings.outcome.size, dtype=sent["x"].dtype)
-    place = site.packings.outcome.unpack(vector)
-    here = place["delta"] if site.worker.model.weights.is_cpu else None
-    out = site.worker.client(Cast(round, lr, sent["x"], sent["buffers"], sent["down"]), job, here)
-    copy_into({"buffers": out.buffers, "up": out.up, "kept": out.kept}, place)
-    if here is None:
-        place["delta"].copy_(out.delta)
-    return vector.numpy(), out.loss, out.visits, out.steps
+    down = Cast(round, lr, sent["x"], sent["buffers"], sent["down"])
+    vectors = torch.empty((len(clients), site.packings.outcome.size), dtype=sent["x"].dtype)
+    facts = []
+    for client, vector, memory in zip(clients, vectors, site.vector(kept), strict=True):
+        place = site.packings.outcome.unpack(vector)
+        here = place["delta"] if sent["x"].is_cpu else None
+        out = done(site.worker, down, Job(client, site.packings.kept.unpack(memory)), here)
+        copy_into({"buffers": out.buffers, "up": out.up, "kept": out.kept}, place)
+        if here is None:
+            place["delta"].copy_(out.delta)
+        facts.append((out.loss, out.visits, out.steps))
+    return vectors.numpy(), facts
 
 
 def _evaluate(parcels: list[Any], model: Array, pieces: list[tuple[str, int]]) -> list[Score]:
@@ -252,41 +258,52 @@ class Ray:
         self.in_flight = 2 * self.workers if self.workers == room else self.workers
         self._parcels.append(ray.put(_Parcel.of(work)))
         task: Any = ray.remote(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus_per_worker, max_retries=_RETRIES)
-        self._client, self._evaluate = task(_client), task(_evaluate)
+        self._clients, self._evaluate = task(_clients), task(_evaluate)
 
     def clients(self, cast: Cast, jobs: Sequence[Job]) -> Iterator[Outcome | Lost]:
         """Carry out a round's jobs; never much further ahead than the outcomes that were taken."""
         tree = {"x": cast.x, "buffers": cast.buffers, "down": cast.down}
         sent = ray.put(_packed(self.packings.cast, tree, cast.x.dtype))
+        groups = self._groups(jobs)
         refs: list[Any] = []
-        for position, job in enumerate(jobs):
-            while not self._ready(refs, position):
-                if len(refs) < min(len(jobs), position + 2 * self.in_flight):
-                    refs.append(self._post(sent, cast, jobs[len(refs)]))
-            yield self._outcome(job, refs[position])
+        for position, group in enumerate(groups):
+            while not self._ready(refs, position, len(groups)):
+                refs.append(self._post(sent, cast, groups[len(refs)]))
+            yield from self._outcomes(group, refs[position])
             refs[position] = None
 
-    def _ready(self, refs: list[Any], position: int) -> bool:
-        """Whether the outcome at ``position`` is there; waits while as many tasks as allowed are under way."""
-        waiting = [ref for ref in refs[position:] if ref is not None]
-        if not waiting:
-            return False
-        done, open_ = ray.wait(waiting, num_returns=len(waiting), timeout=0, fetch_local=False)
-        if waiting[0] in done:
-            return True
-        if len(open_) >= self.in_flight or len(waiting) >= 2 * self.in_flight:
+    def _groups(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
+        """The jobs of one task each: a worker waits some milliseconds between tasks, so there are few in a round."""
+        most = max(1, _RETURNED // (self.packings.outcome.size * self.worker.model.weights.element_size()))
+        count = self.workers * min(4, max(1, len(jobs) // (5 * self.workers)))
+        count = min(len(jobs), max(count, -(-len(jobs) // most)))
+        edges = [position * len(jobs) // count for position in range(count + 1)]
+        return [jobs[start:end] for start, end in pairwise(edges)]
+
+    def _ready(self, refs: list[Any], position: int, count: int) -> bool:
+        """Waits until the outcome at ``position`` is there (true), or until another task may be posted (false)."""
+        while True:
+            waiting = refs[position:]
+            done, open_ = (
+                ray.wait(waiting, num_returns=len(waiting), timeout=0, fetch_local=False) if waiting else ([], [])
+            )
+            if waiting and waiting[0] in done:
+                return True
+            if len(refs) < min(count, position + 2 * self.in_flight) and len(open_) < self.in_flight:
+                return False
             ray.wait(open_, num_returns=1, fetch_local=False)
-        return False
 
-    def _post(self, sent: Any, cast: Cast, job: Job) -> Any:
-        kept = _packed(self.packings.kept, job.kept, cast.x.dtype)
-        return self._client.remote(self._parcels, sent, cast.round, cast.lr, job.client, kept)
+    def _post(self, sent: Any, cast: Cast, group: Sequence[Job]) -> Any:
+        kept = np.stack([_packed(self.packings.kept, job.kept, cast.x.dtype) for job in group])
+        return self._clients.remote(self._parcels, sent, cast.round, cast.lr, [job.client for job in group], kept)
 
-    def _outcome(self, job: Job, ref: Any) -> Outcome:
-        vector, loss, visits, steps = self._get(ref, f"client {job.client}")
-        # What is kept gets memory of its own: a view would hold the object store's for as long as it lives.
-        tree = self.packings.outcome.unpack(read_only(vector).to(self.work.device))
-        return Outcome(job.client, tree["delta"], tree["buffers"], tree["up"], clone(tree["kept"]), loss, visits, steps)
+    def _outcomes(self, group: Sequence[Job], ref: Any) -> Iterator[Outcome]:
+        vectors, facts = self._get(ref, f"client{'s' * (len(group) > 1)} {', '.join(str(job.client) for job in group)}")
+        for job, vector, (loss, visits, steps) in zip(group, vectors, facts, strict=True):
+            # What is kept gets memory of its own: a view would hold the object store's for as long as it lives.
+            tree = self.packings.outcome.unpack(read_only(vector).to(self.work.device))
+            kept = clone(tree["kept"])
+            yield Outcome(job.client, tree["delta"], tree["buffers"], tree["up"], kept, loss, visits, steps)
 
     def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
         """Hand out the chunks of an evaluation."""
@@ -309,6 +326,8 @@ class Ray:
         try:
             return ray.get(ref)
         except RayTaskError as error:
+            if isinstance(error.cause, UndriftError):  # it says itself where it happened
+                raise RunError(str(error.cause)) from None
             raise RunError(f"{who}: {type(error.cause).__name__}: {_first_line(error.cause)}") from None
         except RayError as error:
             raise RunError(f"{who}: {type(error).__name__}: {_first_line(error)}") from None

@@ -17,7 +17,7 @@ from undrift.errors import ConfigError, InputError
 from undrift.recipes import RECIPES, recipe_of
 from undrift.recipes.estimate import hours_of, planned_runs
 from undrift.recipes.evidence import evidence_of, write_evidence
-from undrift.recipes.recipe import Recipe
+from undrift.recipes.recipe import Recipe, sized
 from undrift.recipes.run import Options, Outcome, finished, reproduce
 from undrift.recipes.tables import HEAD, result_rows, write_pages
 
@@ -41,6 +41,7 @@ def recipes() -> None:
 def reproduce_(
     name: Annotated[str | None, typer.Argument(help="A name from `undrift recipes`.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All recipes.")] = False,
+    size: Annotated[str | None, typer.Option(help="A named size of the recipe, instead of the paper's own.")] = None,
     scale: Scale = 1.0,
     seeds: Annotated[int | None, typer.Option(help="How many seeds (default: the recipe's).", min=1)] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the recipe's.", min=1)] = None,
@@ -67,7 +68,7 @@ def reproduce_(
     """
     if scale == 0.0:
         raise ConfigError("--scale 0: above 0 and at most 1")
-    chosen = _asked(name, everything)
+    chosen = [recipe if size is None else sized(recipe, size) for recipe in _asked(name, everything)]
     fixed = _fixed(fix or [])
     started = time.monotonic()
     for recipe in chosen:
@@ -180,7 +181,8 @@ def _changed(given: list[str]) -> dict[str, Any]:
 
 
 def _folder(recipe: Recipe, scale: float) -> Path:
-    return Path("runs") / "reproduce" / (recipe.name if scale == 1.0 else f"{recipe.name}-scale{scale:g}")
+    name = recipe.name if recipe.size is None else f"{recipe.name}-{recipe.size}"
+    return Path("runs") / "reproduce" / (name if scale == 1.0 else f"{name}-scale{scale:g}")
 
 
 def _cores() -> int:
@@ -191,7 +193,7 @@ def _cores() -> int:
 
 def _command(recipe: Recipe, options: Options) -> str:
     """The command that gives these numbers again (without what only says where and how fast)."""
-    words = ["undrift", "reproduce", recipe.name]
+    words = ["undrift", "reproduce", recipe.name, *(["--size", recipe.size] if recipe.size else [])]
     if options.scale != 1.0:
         words += ["--scale", f"{options.scale:g}"]
     for flag, value in (("--seeds", options.seeds), ("--rounds", options.rounds)):

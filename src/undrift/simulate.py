@@ -25,6 +25,7 @@ from undrift.engines.base import Engine, Pending
 from undrift.errors import ConfigError, DivergedError
 from undrift.federation import Federation, Pair, from_clients
 from undrift.folder import Folder
+from undrift.machine import commit, processor
 from undrift.measure.progress import summarise
 from undrift.numerics import settled
 from undrift.plan import Plan, batches
@@ -272,8 +273,8 @@ def versions() -> dict[str, str]:
     """What the numbers were made with."""
     from undrift import __version__
 
-    own = {"undrift": __version__, "torch": torch.__version__, "numpy": np.__version__}
-    return own | {"python": platform.python_version()}
+    own = {"undrift": __version__ + commit(), "torch": torch.__version__, "numpy": np.__version__}
+    return own | {"python": platform.python_version(), "processor": processor()}
 
 
 def prepare(module: nn.Module, rule: Rule, federation: Federation, plan: Plan, loss: Loss, device: str) -> Work:

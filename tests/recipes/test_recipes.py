@@ -12,7 +12,7 @@ from undrift.recipes import RECIPES, Arm, Recipe, recipe_of
 from undrift.recipes.estimate import planned_runs, seconds_of
 from undrift.recipes.evidence import evidence_of
 from undrift.recipes.metrics import title
-from undrift.recipes.recipe import full_label
+from undrift.recipes.recipe import Size, full_label, sized
 from undrift.recipes.run import Options, reproduce
 from undrift.recipes.tables import results_page
 
@@ -86,3 +86,32 @@ def test_estimate_grows_with_the_rounds(tmp_path: Path) -> None:
         planned_runs(recipe, Options(tmp_path, rounds=rounds, seeds=1, tune=False))[0].config for rounds in (10, 100)
     )
     assert 0 < seconds_of(short) < seconds_of(long)
+
+
+SIZES = [(recipe.name, size) for recipe in RECIPES.values() for size in recipe.sizes]
+
+
+@pytest.mark.parametrize(("name", "size"), SIZES)
+def test_named_size_is_well_formed(name: str, size: str, tmp_path: Path) -> None:
+    recipe = sized(recipe_of(name), size)
+    assert recipe.size == size
+    assert recipe.arms
+    assert recipe.sizes[size].reason
+    for run in planned_runs(recipe, Options(tmp_path, seeds=1)):
+        for key, value in recipe.sizes[size].settings.items():
+            section, _, field = key.partition(".")
+            if key != "train.rounds" or "/tuning/" not in run.name:
+                assert run.config.complete()[section][field] == value, run.name
+
+
+def test_a_size_changes_settings_sweep_and_arms() -> None:
+    arms = (Arm("A", "fedavg", {"train.lr": 0.1}, {"train.lr": (0.1, 0.2)}), Arm("B", "fedavg"))
+    size = Size("quick", {"train.rounds": 3}, only=("A",), sweep={"train.lr": (0.5, 0.6)}, seeds=1)
+    recipe = Recipe("r", "p", "w", "t", {"train": {"rounds": 9}}, arms, ("final_accuracy",), sizes={"small": size})
+    small = sized(recipe, "small")
+    assert [arm.label for arm in small.arms] == ["A"]
+    assert small.arms[0].settings == {"train.lr": 0.1, "train.rounds": 3}
+    assert small.arms[0].sweep == {"train.lr": (0.5, 0.6)}
+    assert (small.seeds, small.size) == (1, "small")
+    with pytest.raises(ConfigError, match="no such size"):
+        sized(recipe, "tiny")

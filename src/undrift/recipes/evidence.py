@@ -13,8 +13,8 @@ from typing import Any
 from undrift.batch import Planned
 from undrift.files import write_json
 from undrift.recipes import metrics
-from undrift.recipes.recipe import Arm, Number, full_label
-from undrift.recipes.run import Outcome, finished, settings_of
+from undrift.recipes.recipe import Arm, Number, Recipe, full_label
+from undrift.recipes.run import Options, Outcome, finished, settings_of
 from undrift.recipes.scale import differences
 
 Evidence = dict[str, Any]
@@ -27,11 +27,12 @@ def evidence_of(outcome: Outcome, command: str) -> Evidence:
     arms = [_arm(outcome, arm) for arm in recipe.arms]
     _add_comparisons(recipe.metrics, arms)
     first = recipe.arms[0]
-    full = settings_of(recipe, type(options)(options.out), first, {})
+    full = settings_of(*_paper_arm(recipe, options, first), {})
     small = settings_of(recipe, options, first, {})
     return {
         "recipe": recipe.name, "paper": recipe.paper, "where": recipe.where, "title": recipe.title,
         "date": time.strftime("%Y-%m-%d"), "command": command,
+        "size": recipe.size, "reason": recipe.sizes[recipe.size].reason if recipe.size else None,
         "scale": options.scale, "scaled": options.labelled_scaled(recipe), "scaling": differences(full, small),
         "stand_in": options.stand_in, "metrics": list(recipe.metrics),
         "tuning": {"rounds": recipe.tuning.rounds, "validation": recipe.tuning.validation, "seed": recipe.tuning.seed,
@@ -43,8 +44,9 @@ def evidence_of(outcome: Outcome, command: str) -> Evidence:
 
 
 def write_evidence(evidence: Evidence, folder: Path) -> Path:
-    """``NAME.json``, or ``NAME.scaled.json`` for what is smaller than the paper's."""
-    suffix = ".stand-in" if evidence["stand_in"] else ".scaled" if evidence["scaled"] else ""
+    """``NAME.json``; ``NAME.SIZE.json`` or ``NAME.scaled.json`` for what is smaller than the paper's."""
+    small = f".{evidence['size']}" if evidence.get("size") else ".scaled" if evidence["scaled"] else ""
+    suffix = ".stand-in" if evidence["stand_in"] else small
     path = folder / f"{evidence['recipe']}{suffix}.json"
     write_json(path, evidence)
     return path
@@ -53,6 +55,14 @@ def write_evidence(evidence: Evidence, folder: Path) -> Path:
 def read_evidence(folder: Path) -> list[Evidence]:
     """All results in a folder, by name."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def _paper_arm(recipe: Recipe, options: Options, arm: Arm) -> tuple[Recipe, Options, Arm]:
+    """The same arm at the paper's own size."""
+    from undrift.recipes import RECIPES
+
+    full = RECIPES.get(recipe.name, recipe)
+    return full, Options(options.out), full.arm(arm.group, arm.label) or arm
 
 
 def _arm(outcome: Outcome, arm: Arm) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from undrift.recipes.recipe import Arm, Recipe, Tuning
+from undrift.recipes.recipe import Arm, Recipe, Size, Tuning
 
 PAPER = "FedADC"
 BASE: dict[str, Any] = {
@@ -40,11 +40,14 @@ _NOTES = (
     "The paper's claim: above 80 % within 500 rounds for every s, ahead of SlowMo and FedAvg, more so as s falls.",
     "Rolling accuracy, one evaluation every 5 rounds. The network's widths are our reading of '4 conv, 4 dense'.",
 )
+_SMALL = {"small": Size(
+    "cnn-cifar has a seventeenth of cnn-adc's arithmetic; clients, cohort, steps, batch and rounds are the paper's.",
+    {"model.name": "cnn-cifar"}, seeds=1)}  # fmt: skip
 _METRICS = ("rolling_accuracy", TARGET, f"ratio:FedAvg:{TARGET}")
 
 RECIPES = (
     Recipe("fedadc-figure-1", PAPER, "figure 1", "CIFAR-10, 100 clients with 2 shards each", BASE, _arms((2,)),
-           _METRICS, seeds=10, tuning=Tuning(rounds=50), notes=_NOTES),
+           _METRICS, seeds=10, tuning=Tuning(rounds=50), notes=_NOTES, sizes=_SMALL),
     Recipe("fedadc-figure-2", PAPER, "figure 2", "CIFAR-10, 100 clients with 3 and 4 shards each", BASE, _arms((3, 4)),
-           _METRICS, seeds=10, tuning=Tuning(rounds=50), notes=_NOTES),
+           _METRICS, seeds=10, tuning=Tuning(rounds=50), notes=_NOTES, sizes=_SMALL),
 )  # fmt: skip

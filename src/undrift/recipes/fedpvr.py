@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from undrift.recipes.recipe import Arm, Number, Recipe, Tuning
+from undrift.recipes.recipe import Arm, Number, Recipe, Size, Tuning
 
 PAPER = "FedPVR"
 BASE: dict[str, Any] = {
@@ -103,6 +103,19 @@ _STARTS = tuple(
 _TARGETS = {"CIFAR-10": ("rounds_to_raw:0.66", "ratio:FedAvg:rounds_to_raw:0.66"),
             "CIFAR-100": ("rounds_to_raw:0.44", "ratio:FedAvg:rounds_to_raw:0.44")}  # fmt: skip
 
+# fmt: off
+_LESS_DATA = {"data.limit": 10_000, "train.batch_size": 64, "train.local_epochs": 5}
+_SMALL_TABLE = {"small": Size(
+    "ResNet-8, 1,000 samples a client (a fifth), batch 64 instead of 256, 5 local epochs and 40 rounds: as many local "
+    "steps a round as 2 of the paper's 10 epochs; enough rounds for FedAvg to flatten.",
+    {**_LESS_DATA, "train.rounds": 40}, sweep={"train.lr": (0.05, 0.1, 0.2)}, tuning=Tuning(rounds=10), seeds=2,
+    only=tuple(f"ResNet-8 alpha={a}: {m}" for a in (0.1, 0.5) for m in ("FedAvg", "SCAFFOLD", "FedDyn", "FedPVR")),
+    metrics=("final_accuracy", "rolling_accuracy", "models_a_round", "conformal:coverage", "conformal:size"))}
+_SMALL_VGG = {"small": Size(
+    "VGG-11 at a quarter of its width, 1,000 samples a client, 5 local epochs, 10 rounds: drift by layer shows in the "
+    "first rounds on.", {**_LESS_DATA, "model.width": 0.25, "train.rounds": 10}, sweep={"train.lr": (0.1,)}, seeds=1)}
+# fmt: on
+
 RECIPES = (
     *(
         _recipe(f"fedpvr-table-2-{data.lower().replace('-', '')}", "table 2", f"{data}: rounds to an accuracy",
@@ -112,19 +125,19 @@ RECIPES = (
     *(
         _recipe(f"fedpvr-table-3-{data.lower().replace('-', '')}", "table 3",
                 f"{data}: accuracy after 80 rounds, what is sent", _table_3(data),
-                ("final_accuracy", "models_a_round"), rounds=80)
+                ("final_accuracy", "models_a_round"), rounds=80, sizes=_SMALL_TABLE if data == "CIFAR-10" else {})
         for data in DATA
     ),
     _recipe("fedpvr-figure-1", "figure 1", "CIFAR-10, VGG-11: accuracy against what was sent",
             _plain((0.1, 0.5), tuple(METHODS)), ("final_accuracy", "megabytes")),
     _recipe("fedpvr-figure-2", "figure 2", "CIFAR-10, VGG-11, FedAvg: drift by layer as data become alike",
             _plain((0.1, 0.5, 1.0, 100.0), ("FedAvg",)), ("final_accuracy", "last:drift.model"),
-            measure={"drift": True}),
+            measure={"drift": True}, sizes=_SMALL_VGG),
     _recipe("fedpvr-figure-3", "figure 3", "CIFAR-10, VGG-11: size of conformal prediction sets",
             _plain((0.1, 0.5), tuple(METHODS)), ("final_accuracy", "conformal:coverage", "conformal:size")),
     _recipe("fedpvr-figure-4", "figure 4", "CIFAR-10, VGG-11: drift by layer under each method",
             _plain((0.1,), ("FedAvg", "SCAFFOLD", "FedPVR")), ("final_accuracy", "last:drift.model"),
-            measure={"drift": True, "cka": True}),
+            measure={"drift": True, "cka": True}, sizes=_SMALL_VGG),
     _recipe("fedpvr-figure-5", "figure 5", "CIFAR-10, VGG-11, alpha=.1: where variance reduction starts", _STARTS,
             ("final_accuracy", "rounds_to_raw:0.66"), measure={"drift": True}),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from undrift.recipes.recipe import Arm, Recipe, merged
+from undrift.recipes.recipe import Arm, Recipe, Size, merged
 
 PAPER = "FSL (conference)"
 METRICS = ("rolling_accuracy", "rise_time")
@@ -36,9 +36,14 @@ def _server(eta_0: float, epochs: int = 1, **more: Any) -> dict[str, Any]:
     return {"algorithm.fsl.gamma": 1.0, "algorithm.fsl.lr": eta_0, "algorithm.fsl.epochs": epochs, **more}
 
 
-def _recipe(figure: int, title: str, base: Mapping[str, Any], arms: tuple[Arm, ...], *notes: str) -> Recipe:
+# fmt: off
+def _recipe(figure: int, title: str, base: Mapping[str, Any], arms: tuple[Arm, ...], *notes: str,
+            sizes: Mapping[str, Size] | None = None) -> Recipe:
     return Recipe(f"fsl-conference-figure-{figure}", PAPER, f"figure {figure}", title, base, arms, METRICS, seeds=5,
-                  notes=("Accuracy is the rolling accuracy, one evaluation every 2 rounds.", *notes))  # fmt: skip
+                  notes=("Accuracy is the rolling accuracy, one evaluation every 2 rounds.", *notes),
+                  sizes=sizes or {})
+
+# fmt: on
 
 
 def _by_clients(make: Any) -> tuple[Arm, ...]:
@@ -47,7 +52,10 @@ def _by_clients(make: Any) -> tuple[Arm, ...]:
 
 RECIPES = (
     _recipe(1, "EMNIST, n_0=235, C=2: the server's rate", EMNIST,
-            (Arm("FL", "fedavg"), *(Arm(f"FSL eta_0={e}", "fsl", _server(e)) for e in (0.01, 0.02, 0.03)))),
+            (Arm("FL", "fedavg"), *(Arm(f"FSL eta_0={e}", "fsl", _server(e)) for e in (0.01, 0.02, 0.03))),
+            sizes={"small": Size(
+                "EMNIST-Balanced is not at hand, so the 47-class subset with a third of its images; 200 of 400 rounds.",
+                {"data.split": "sub47", "train.rounds": 200}, seeds=1)}),
     _recipe(2, "EMNIST: the size of the server's data, no pre-training", EMNIST,
             (Arm("FL", "fedavg"),
              *(Arm(f"FSL n_0={n}", "fsl", {**_server(0.03), "server_data.size": n}) for n in (94, 235, 376, 517)))),

@@ -13,8 +13,10 @@ Base settings are written as in TOML; an arm's settings are dotted keys on top o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from undrift.errors import ConfigError
 
 Settings = Mapping[str, Any]
 Number = int | float | str | None
@@ -52,6 +54,23 @@ class Tuning:
 
 
 @dataclass(frozen=True)
+class Size:
+    """A named size other than the paper's: what it changes in every arm, and why that is enough (or all there is)."""
+
+    reason: str
+    settings: Settings = field(default_factory=dict)
+    """Dotted keys laid over every arm's."""
+    only: tuple[str, ...] = ()
+    """Arms whose full label has one of these in it; empty: all."""
+    sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Other values for keys that an arm sweeps."""
+    tuning: Tuning | None = None
+    seeds: int | None = None
+    metrics: tuple[str, ...] | None = None
+    measure: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
 class Recipe:
     """One table or figure."""
 
@@ -68,9 +87,37 @@ class Recipe:
     measure: Mapping[str, Any] = field(default_factory=dict)
     """``[measure]`` settings; those that this version does not know are left out, and the result says so."""
 
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    """Sizes that can be asked for by name, beside the paper's own."""
+    size: str | None = None
+    """Which of them this is; None: the paper's."""
+
     def arm(self, group: str, label: str) -> Arm | None:
         """The arm of that name."""
         return next((arm for arm in self.arms if (arm.group, arm.label) == (group, label)), None)
+
+
+def sized(recipe: Recipe, name: str) -> Recipe:
+    """The recipe at one of its named sizes."""
+    if name not in recipe.sizes:
+        known = ", ".join(recipe.sizes) or "none but the paper's own"
+        raise ConfigError(f"--size {name}: {recipe.name} has no such size (there are: {known})")
+    size = recipe.sizes[name]
+    arms = [arm for arm in recipe.arms if not size.only or any(word in full_label(arm) for word in size.only)]
+    return replace(
+        recipe,
+        arms=tuple(_sized_arm(arm, size) for arm in arms),
+        tuning=size.tuning or recipe.tuning,
+        seeds=size.seeds or recipe.seeds,
+        metrics=size.metrics or recipe.metrics,
+        measure=recipe.measure if size.measure is None else size.measure,
+        size=name,
+    )
+
+
+def _sized_arm(arm: Arm, size: Size) -> Arm:
+    sweep = {key: size.sweep.get(key, values) for key, values in arm.sweep.items()}
+    return replace(arm, settings={**arm.settings, **size.settings}, sweep=sweep)
 
 
 def full_label(arm: Arm) -> str:

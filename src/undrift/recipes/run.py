@@ -57,7 +57,12 @@ class Options:
 
     def labelled_scaled(self, recipe: Recipe) -> bool:
         """Whether the result differs from the paper's size."""
-        return self.scale != 1.0 or bool(self.changed) or self.rounds not in (None, recipe.base["train"]["rounds"])
+        return (
+            recipe.size is not None
+            or self.scale != 1.0
+            or bool(self.changed)
+            or self.rounds not in (None, recipe.base["train"]["rounds"])
+        )
 
 
 @dataclass

@@ -86,13 +86,16 @@ def with_table(text: str, table: str) -> str:
 
 
 def _section(e: Evidence) -> str:
-    scaled = f" (scaled by {e['scale']:g})" if e["scaled"] else ""
+    size = f" (size: {e['size']})" if e.get("size") else f" (scaled by {e['scale']:g})"
+    scaled = size if e["scaled"] else ""
     made = " (made-up data standing in)" if e["stand_in"] else ""
     lines = [f"## {e['recipe']}: {e['paper']}, {e['where']}{scaled}{made}", "", e["title"], ""]
     lines += [_line(HEAD), "|" + "---|" * len(HEAD), *(_line(row) for row in result_rows(e)), ""]
     lines += [f"- Command: `{e['command']}` ({e['date']}; {_versions(e)})"]
     if e["scaled"]:
         lines.append("- **Scaled**, not the paper's size: " + "; ".join(e["scaling"]))
+    if e.get("reason"):
+        lines.append(f"- Why this size: {e['reason']}")
     lines += [f"- Setting of {_names(arms)}: {how}" for how, arms in _by_choice(e).items()]
     lines += [f"- Tried for {label}, validation accuracy: {text}" for label, text in _tried(e)]
     lines += [f"- Falls short: {text}" for text in shortfalls(e)]

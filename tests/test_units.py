@@ -435,3 +435,12 @@ def test_progress_by_hand() -> None:
     assert rounds_to([0, 5], [0.1, 0.3], [0.3, 0.31]) == {"0.3": 5, "0.31": None}
     empty = summarise([{"round": 0, "test_accuracy": None}])
     assert empty["final_accuracy"] is None
+
+
+def test_every_random_stream_has_a_number_of_its_own() -> None:
+    from undrift import streams
+
+    assert len(set(streams._PURPOSES.values())) == len(streams._NAMES) == len(set(streams._NAMES))
+    sources = (Path(streams.__file__).parent).rglob("*.py")
+    drawn = [path for path in sources if "default_rng(" in path.read_text() and path.name != "standin.py"]
+    assert not drawn, f"random numbers outside the table of streams: {drawn}"

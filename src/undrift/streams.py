@@ -9,9 +9,10 @@ import numpy as np
 
 _NAMES = (
     "cohort", "order", "noise", "server-order", "server-noise", "share", "pretrain", "main-order", "measure",
-    "validation", "augment", "smashed", "probe",
+    "validation", "augment", "smashed", "probe", "partition", "server-data", "limit", "synthetic",
 )  # fmt: skip
 _PURPOSES = {name: number for number, name in enumerate(_NAMES, start=101)}
+"""All purposes of the package, each with a number of its own; new ones are added at the end."""
 
 
 def _sequence(seed: int, purpose: str, keys: tuple[int, ...]) -> np.random.SeedSequence:

@@ -262,8 +262,8 @@ TEN = np.arange(100) % 10
         (
             "dirichlet",
             10,
-            {"alpha": 0.01},
-            r"partition\.alpha = 0\.01 with partition\.clients = 10: .*min_samples",
+            {"alpha": 0.5},
+            r"partition\.alpha = 0\.5 with partition\.clients = 10: .*min_samples",
         ),
         ("dirichlet", 5, {"alpha": 0.0}, r"partition\.alpha = 0\.0"),
         ("dirichlet", 5, {"alpha": float("inf")}, r"partition\.alpha = inf"),

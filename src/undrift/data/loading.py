@@ -21,13 +21,12 @@ from undrift.data.dataset import DataSet, channel_stats, normalised, rows
 from undrift.data.formats import read_cifar, read_idx, read_npz, read_stl
 from undrift.data.synthetic import synthetic
 from undrift.errors import ConfigError, DataError
+from undrift.streams import stream
 
 NAMES = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "stl10", "synthetic", "npz")
 """The names that `load` knows."""
 
 EMNIST_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "letters": 26, "digits": 10, "mnist": 10}
-
-LIMIT_STREAM = 103
 
 # Published per-channel constants of the training images; the other sets are measured when loaded.
 CONSTANTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -143,7 +142,7 @@ def _limited(data: DataSet, limit: int | None, seed: int) -> DataSet:
         return data
     if not 1 <= limit <= len(data.y_train):
         raise DataError(f"data.limit = {limit}: {data.name} has {len(data.y_train)} training samples")
-    chosen = np.random.default_rng([seed, LIMIT_STREAM]).permutation(len(data.y_train))[:limit]
+    chosen = stream(seed, "limit").permutation(len(data.y_train))[:limit]
     idx = torch.from_numpy(chosen)
     client = None if data.client is None else data.client[chosen]
     return DataSet(

@@ -12,7 +12,7 @@ ratio      a share 1-r is spread uniformly; the rest is sorted by label and cut 
 iid        a random split into parts whose sizes differ by one at most.
 given      a client id for each sample, or a list of indices for each client.
 
-All randomness comes from (seed, STREAM).
+All randomness comes from the stream "partition" of the seed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from undrift.errors import ConfigError, DataError
+from undrift.streams import stream
 
 Ints = NDArray[np.int64]
 
 SCHEMES = ("iid", "classes", "shards", "dirichlet", "ratio", "given")
 """The schemes that `partition` knows."""
-
-STREAM = 101
 
 
 def partition(
@@ -67,7 +66,7 @@ def partition(
         raise DataError(f"partition.clients = {clients}: more than the {len(labels)} samples")
     if seed < 0:
         raise ConfigError(f"partition.seed = {seed}: must not be negative")
-    rng = np.random.default_rng([seed, STREAM])
+    rng = stream(seed, "partition")
     if scheme == "classes":
         owner = _classes(labels, clients, rng, _whole("classes", classes))
     elif scheme == "shards":

@@ -15,13 +15,12 @@ from undrift.data.checks import as_floats, as_pixels, check_labels, check_length
 from undrift.data.dataset import DataSet, normalised
 from undrift.data.formats import read_npz
 from undrift.errors import ConfigError, DataError
+from undrift.streams import stream
 
 Ints = NDArray[np.int64]
 
 SOURCES = ("balanced", "iid", "clients", "file")
 """Where server data may come from."""
-
-STREAM = 102
 
 
 def server_indices(
@@ -42,7 +41,7 @@ def server_indices(
     """
     if seed < 0:
         raise ConfigError(f"seed = {seed}: must not be negative")
-    rng = np.random.default_rng([seed, STREAM])
+    rng = stream(seed, "server-data")
     if source == "clients":
         return _from_clients(parts, rng, _whole("contributors", contributors), _whole("samples", samples), size)
     if source not in ("balanced", "iid"):

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from undrift.data.dataset import DataSet
 from undrift.errors import DataError
-
-STREAM = 104
+from undrift.streams import stream
 
 
 def synthetic(*, samples: int, features: int, classes: int, heterogeneity: float, clients: int, seed: int) -> DataSet:
@@ -34,7 +33,7 @@ def synthetic(*, samples: int, features: int, classes: int, heterogeneity: float
         raise DataError(f"data.heterogeneity = {heterogeneity}: must be a number from 0 on")
     if samples < clients:
         raise DataError(f"data.samples = {samples}: fewer than data.clients = {clients}")
-    rng = np.random.default_rng([seed, STREAM])
+    rng = stream(seed, "synthetic")
     W, b = rng.standard_normal((features, classes)), rng.standard_normal(classes)
     x = np.empty((samples + max(samples // 5, 1), features))
     y = np.empty(len(x), np.int64)

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from undrift import models
+from undrift.data.federation import Federation, from_clients
 from undrift.engines.ray import Cluster
-from undrift.federation import Federation, from_clients
-from undrift.plan import Plan
-from undrift.rule import FedAvg
-from undrift.schedule import Schedule
-from undrift.simulate import Run, prepare
+from undrift.rounds.loop import Run
+from undrift.rounds.plan import Plan
+from undrift.rounds.prepare import prepare
+from undrift.rules.rule import FedAvg
 
 CLIENTS, SAMPLES, COHORT, BATCH, WANTED = 1000, 50, 10, 10, 1.6
 TURNS = 5
@@ -35,9 +35,9 @@ def federation() -> Federation:
 
 def seconds_a_round(workers: int, rounds: int, data: Federation) -> float:
     module = models.build("cnn-cifar", input_shape=(3, 32, 32), classes=10, seed=0)
-    plan = Plan(rounds=rounds + 2, lr=Schedule(0.05), cohort=COHORT, batch_size=BATCH, eval_every=rounds + 2)
+    plan = Plan(rounds=rounds + 2, lr=0.05, cohort=COHORT, batch_size=BATCH, eval_every=rounds + 2)
     work = prepare(module, FedAvg(), data, plan, nn.functional.cross_entropy, "cpu")
-    result = Run(work, workers, make_engine=Cluster()).go()
+    result = Run(work, Cluster(), workers).go()
     return float(statistics.median(line["seconds"] for line in result.rounds[2:]))
 
 

@@ -65,7 +65,7 @@ def measure(work: Work, system: System, rounds: int, limit: float = LIMIT) -> di
         environment = {
             **os.environ, **threads, "PYTHONPATH": str(HERE), "BENCH_SPEC": json.dumps(spec),
             "BENCH_STARTED": str(started), "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0",
-            "RAY_TMPDIR": ray_folder,  # what a killed cluster leaves in the usual place keeps a new one waiting
+            "RAY_TMPDIR": ray_folder,  # what a killed cluster flatten in the usual place keeps a new one waiting
         }  # fmt: skip
         process = subprocess.Popen(
             [str(python_of(system.environment)), "-m", f"peers.{system.module}"], env=environment, text=True,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from undrift.files import read_lines
+from undrift.core.files import read_lines
 
 CONFIG = """
 seed = 1

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import undrift as ud
+from undrift.core.tree import Tree
 from undrift.errors import ConfigError, DataError
-from undrift.tree import Tree
 
 NAMES = {
     "Chain", "ClientAt", "ConfigError", "DataError", "DivergedError", "FedAvg", "Federation", "InputError", "Result",
@@ -28,7 +28,7 @@ NAMES = {
 
 
 def test_exported_names() -> None:
-    """A name leaves or enters the public interface on purpose only."""
+    """A name flatten or enters the public interface on purpose only."""
     assert set(ud.__all__) == NAMES
     assert list(ud.__all__) == sorted(ud.__all__)
     known = [getattr(ud, name) for name in NAMES]

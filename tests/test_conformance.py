@@ -25,21 +25,23 @@ from torch import Tensor, nn
 
 import undrift as ud
 from undrift import models
-from undrift.assemble import run_config, work_of
 from undrift.cli import main
-from undrift.config import read
+from undrift.core.files import read_lines
+from undrift.core.tree import Tree, copy_into, flatten
+from undrift.data.federation import from_clients
 from undrift.engines import local
+from undrift.engines.auto import engine_for
 from undrift.errors import ConfigError
-from undrift.federation import from_clients
-from undrift.files import read_lines
-from undrift.folder import Folder
+from undrift.experiment.config import read
+from undrift.experiment.from_config import run_config, work_of
+from undrift.experiment.run_folder import RunFolder
 from undrift.models.layers import Dropout
-from undrift.plan import Plan
-from undrift.rule import Chain, Rule
+from undrift.rounds.loop import Result, Run
+from undrift.rounds.plan import Plan
+from undrift.rounds.prepare import prepare
 from undrift.rules import RULES, named
-from undrift.schedule import Schedule
-from undrift.simulate import Result, Run, prepare
-from undrift.tree import Tree, copy_into, leaves
+from undrift.rules.chain import Chain
+from undrift.rules.rule import Rule
 
 FULL = ("fedavg", "fedprox", "scaffold", "fedpvr", "feddyn", "slowmo", "fedadc", "fsl", "ds", "centralised")
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -175,9 +177,9 @@ def cohorts() -> list[list[int]]:
 def test_cohorts_are_subsets_drawn_without_replacement() -> None:
     assert all(len(set(cohort)) == COHORT and set(cohort) <= set(range(len(SIZES))) for cohort in cohorts())
     assert len({tuple(sorted(cohort)) for cohort in cohorts()}) > 1
-    drawn = [c for round in range(1, 401) for c in Plan(400, Schedule(0.1), cohort=2, seed=1).cohort_of(round, 5)]
+    drawn = [c for round in range(1, 401) for c in Plan(rounds=400, lr=0.1, cohort=2, seed=1).cohort_of(round, 5)]
     assert all(abs(drawn.count(client) - 160) < 45 for client in range(5))
-    plan = Plan(1, Schedule(0.1), cohort=2)
+    plan = Plan(rounds=1, lr=0.1, cohort=2)
     assert plan.cohort_of(1, 2) == [0, 1]
     assert plan.cohort_of(1, 1) == [0]
 
@@ -234,17 +236,19 @@ STATEFUL = [
 def test_a_resumed_run_ends_in_the_same_bits(names: tuple[str, ...], workers: int, tmp_path: Path) -> None:
     """Stopped after round 5 of 7 with checkpoints after every round but the last ones: rounds are done again."""
     clients, server, test = data()
-    plan = Plan(7, Schedule(0.1, "cosine"), cohort=COHORT, batch_size=4, seed=3, weight_decay=0.01)
+    plan = Plan(rounds=7, lr=0.1, schedule="cosine", cohort=COHORT, batch_size=4, seed=3, weight_decay=0.01)
     federation = from_clients(clients, server=server, test=test)
     work = prepare(model(), combined(names), federation, plan, nn.functional.cross_entropy, "cpu")
-    whole = Run(work, 0, folder=Folder(tmp_path / "whole", {}, resume=False), state_budget=400).go()
+    whole = Run(work, engine_for, 0, folder=RunFolder(tmp_path / "whole", {}, resume=False), state_budget=400).go()
 
     def cut(round: int, rounds: int, record: Any) -> None:
         if round == 5:
             raise PowerCutError(round)
         run.checkpoint_seconds = -1.0 if round < 2 else 1e9
 
-    run = Run(work, workers, folder=Folder(tmp_path / "cut", {}, resume=False), progress=cut, state_budget=400)
+    run = Run(
+        work, engine_for, workers, folder=RunFolder(tmp_path / "cut", {}, resume=False), progress=cut, state_budget=400
+    )
     run.checkpoint_seconds = -1.0
     with pytest.raises(PowerCutError):
         run.go()
@@ -252,10 +256,10 @@ def test_a_resumed_run_ends_in_the_same_bits(names: tuple[str, ...], workers: in
     assert 1 <= state["round"] < 5
     with open(tmp_path / "cut" / "metrics.jsonl", "a") as file:
         file.write('{"round": 6, "test_acc')
-    resumed = Run(work, 0, folder=Folder(tmp_path / "cut", {}, resume=True), state_budget=400).go()
+    resumed = Run(work, engine_for, 0, folder=RunFolder(tmp_path / "cut", {}, resume=True), state_budget=400).go()
     assert facts(resumed) == facts(whole)
     assert_same_folders(tmp_path / "cut", tmp_path / "whole")
-    again = Run(work, 0, folder=Folder(tmp_path / "cut", {}, resume=True)).go()
+    again = Run(work, engine_for, 0, folder=RunFolder(tmp_path / "cut", {}, resume=True)).go()
     assert facts(again) == facts(whole)
 
 
@@ -303,7 +307,7 @@ class Killer(ud.Rule):
     def strike(self, target: Tree | None = None) -> None:
         if self.round > 1 and os.getpid() != self.driver and not (mark := self.flag / str(self.round)).exists():
             mark.touch()
-            for value in leaves(target or {}).values():
+            for value in flatten(target or {}).values():
                 value.fill_(7.0)
             os.kill(os.getpid(), signal.SIGKILL)
 

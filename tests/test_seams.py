@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import undrift as ud
-from undrift.batch import Planned, run_many
-from undrift.config import parse
-from undrift.folder import Folder
-from undrift.rule import ClientAt
-from undrift.tree import Tree
+from undrift.core.tree import Tree
+from undrift.experiment.config import parse
+from undrift.experiment.run_folder import RunFolder
+from undrift.experiment.run_many import Planned, run_many
+from undrift.rules.rule import ClientAt
 
 Pair = tuple[Tensor, Tensor]
 
@@ -88,12 +88,12 @@ class Counts(ud.Rule):
 
 
 def test_state_of_another_type_is_refused_where_it_would_be_rounded() -> None:
-    with pytest.raises(ud.ConfigError, match=r"kept/counts/rounds is torch\.int64"):
+    with pytest.raises(ud.ConfigError, match=r"rule 'counts': init_client gives rounds of torch\.int64"):
         run(Counts(), workers=1)
 
 
 def test_records_hold_null_where_a_number_is_not_finite(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "run", {"seed": 0}, resume=False)
+    folder = RunFolder(tmp_path / "run", {"seed": 0}, resume=False)
     folder.begin()
     folder.append("metrics.jsonl", {"round": 1, "test_loss": float("nan"), "parts": [float("inf"), 1.0]})
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text()) == {

@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from undrift.core.files import read_lines, write_atomic, write_json
+from undrift.core.schedule import Schedule
+from undrift.core.streams import stream, torch_seed
+from undrift.core.tree import Packing, clone, flatten, nbytes, unflatten
+from undrift.core.vector import FlatModel, merge
+from undrift.data.federation import federation, from_clients
 from undrift.errors import ConfigError, DataError, RunError
-from undrift.federation import federation, from_clients
-from undrift.files import read_lines, write_atomic, write_json
-from undrift.folder import Folder
-from undrift.measure.progress import rolling, rounds_to, summarise
-from undrift.plan import Plan, batches
-from undrift.schedule import Schedule
-from undrift.store import Store
-from undrift.streams import stream, torch_seed
-from undrift.tree import Packing, clone, grow, leaves, nbytes
-from undrift.vector import FlatModel, merge
+from undrift.experiment.run_folder import RunFolder
+from undrift.rounds.client_states import ClientStates
+from undrift.rounds.plan import Plan, batches
+from undrift.rounds.progress import rolling, rounds_to, summarise
 
 # Vectors.
 
@@ -219,11 +219,11 @@ def test_local_steps_walk_on_and_reshuffle() -> None:
 
 
 def test_steps_are_the_clients_own() -> None:
-    plan = Plan(1, Schedule(0.1), batch_size=4, local_epochs=3)
+    plan = Plan(rounds=1, lr=0.1, batch_size=4, local_epochs=3)
     assert [plan.steps(n) for n in (1, 4, 5, 9)] == [3, 3, 6, 9]
-    assert Plan(1, Schedule(0.1), batch_size=0, local_epochs=3).steps(7) == 3
-    assert Plan(1, Schedule(0.1), local_steps=8).steps(7) == 8
-    assert Plan(1, Schedule(0.1), server_lr="sqrt").step_size(9) == 3
+    assert Plan(rounds=1, lr=0.1, batch_size=0, local_epochs=3).steps(7) == 3
+    assert Plan(rounds=1, lr=0.1, local_steps=8).steps(7) == 8
+    assert Plan(rounds=1, lr=0.1, server_lr="sqrt").step_size(9) == 3
     assert [len(list(batches(n, 4, 3, None, stream(0, "order")))) for n in (1, 4, 5, 9)] == [3, 3, 6, 9]
 
 
@@ -232,21 +232,26 @@ def test_steps_are_the_clients_own() -> None:
 
 def test_trees() -> None:
     tree = {"a": {"x": torch.arange(3.0), "none": {}}, "b": torch.ones(2, 2)}
-    assert list(leaves(tree)) == ["a/x", "b"]
+    assert list(flatten(tree)) == ["a/x", "b"]
     assert nbytes(tree) == 4 * 7
     assert nbytes({"d": torch.zeros(3, dtype=torch.float64), "i": torch.zeros(2, dtype=torch.int64)}) == 40
-    packing = Packing.of(tree)
+    packing = Packing.of(tree, aligned=False)
     vector = torch.zeros(packing.size)
     packing.pack(tree, vector)
     assert vector.tolist() == [0, 1, 2, 1, 1, 1, 1]
+    gaps = Packing.of(tree)
+    apart = torch.zeros(gaps.size)
+    gaps.pack(tree, apart)
+    assert all(leaf.data_ptr() % 64 == apart.data_ptr() % 64 for leaf in flatten(gaps.unpack(apart)).values())
+    assert torch.equal(gaps.unpack(apart)["b"], tree["b"])  # type: ignore[arg-type]
     back = packing.unpack(vector)
     assert torch.equal(back["a"]["x"], tree["a"]["x"])  # type: ignore[index]
     vector.zero_()
     assert not back["b"].any()
     copied = clone(tree)
     copied["b"].zero_()
-    assert leaves(tree)["b"].all()
-    assert list(leaves(grow(leaves(tree), tree))) == ["a/x", "b"]
+    assert flatten(tree)["b"].all()
+    assert list(flatten(unflatten(flatten(tree), tree))) == ["a/x", "b"]
 
 
 # The store.
@@ -256,13 +261,13 @@ def memory(value: float) -> dict[str, Any]:
     return {"rule": {"c": torch.full((4,), float(value))}}
 
 
-def value_of(store: Store, client: int) -> float | None:
+def value_of(store: ClientStates, client: int) -> float | None:
     found = store.get(client)
     return None if found is None else float(found["rule"]["c"][0])
 
 
 def test_the_store_spills_to_disk_when_it_grows(tmp_path: Path) -> None:
-    store = Store(memory(0), tmp_path, budget=3 * 16)
+    store = ClientStates(memory(0), tmp_path, budget=3 * 16)
     for client in range(3):
         store.put(client, memory(client), round=1)
     assert not list(tmp_path.glob("*"))
@@ -274,7 +279,7 @@ def test_the_store_spills_to_disk_when_it_grows(tmp_path: Path) -> None:
 
 
 def test_the_store_keeps_versions_until_a_checkpoint_is_made(tmp_path: Path) -> None:
-    store = Store(memory(0), tmp_path, budget=0)
+    store = ClientStates(memory(0), tmp_path, budget=0)
     store.put(7, memory(1), round=1)
     checkpoint = store.flush()
     store.tidy()
@@ -282,7 +287,7 @@ def test_the_store_keeps_versions_until_a_checkpoint_is_made(tmp_path: Path) -> 
     store.put(8, memory(3), round=2)
     assert value_of(store, 7) == 2
     assert (tmp_path / checkpoint[7]).exists()
-    late = Store(memory(0), tmp_path, budget=0)
+    late = ClientStates(memory(0), tmp_path, budget=0)
     late.restore(checkpoint)
     assert [value_of(late, client) for client in (7, 8)] == [1, None]
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint[7]]
@@ -314,7 +319,7 @@ def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "run", {"a": 1}, resume=False)
+    folder = RunFolder(tmp_path / "run", {"a": 1}, resume=False)
     assert folder.load() is None
     folder.save(3, {"x": torch.ones(3)}, {"clients": {}})
     state, tensors = folder.load() or ({}, {})
@@ -329,7 +334,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_checkpoint_is_kept(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "run", {}, resume=False)
+    folder = RunFolder(tmp_path / "run", {}, resume=False)
     for round in (1, 2, 3):
         folder.save(round, {"x": torch.full((2,), float(round))}, {})
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir())
@@ -339,9 +344,9 @@ def test_only_the_newest_checkpoint_is_kept(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_is_no_other_run(tmp_path: Path) -> None:
     (tmp_path / ".config.toml.77.part").write_text("se")
-    Folder(tmp_path, {"seed": 1}, resume=False).begin()
+    RunFolder(tmp_path, {"seed": 1}, resume=False).begin()
     (tmp_path / ".metrics.jsonl.77.part").write_text("")
-    Folder(tmp_path, {"seed": 1}, resume=True).begin()
+    RunFolder(tmp_path, {"seed": 1}, resume=True).begin()
     assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
 
 
@@ -438,9 +443,9 @@ def test_progress_by_hand() -> None:
 
 
 def test_every_random_stream_has_a_number_of_its_own() -> None:
-    from undrift import streams
+    from undrift.core import streams
 
     assert len(set(streams._PURPOSES.values())) == len(streams._NAMES) == len(set(streams._NAMES))
-    sources = (Path(streams.__file__).parent).rglob("*.py")
+    sources = Path(streams.__file__).parents[1].rglob("*.py")
     drawn = [path for path in sources if "default_rng(" in path.read_text() and path.name != "standin.py"]
     assert not drawn, f"random numbers outside the table of streams: {drawn}"

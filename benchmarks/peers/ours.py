@@ -8,9 +8,9 @@ import torch
 import undrift
 from peers import common
 from undrift import models
-from undrift.federation import federation
+from undrift.data.federation import federation
+from undrift.rounds.loop import simulate
 from undrift.rules import RULES
-from undrift.simulate import simulate
 
 
 def main() -> None:

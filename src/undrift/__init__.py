@@ -3,10 +3,12 @@
 Drift controls that compose: every algorithm is FedAvg plus rules, joined with ``+``.
 """
 
-from undrift.cuts import cut_table
+from undrift.core.version import VERSION
+from undrift.data.federation import Federation, from_clients
 from undrift.errors import ConfigError, DataError, DivergedError, InputError, RunError, UndriftError
-from undrift.federation import Federation, from_clients
-from undrift.rule import Chain, ClientAt, FedAvg, Rule, ServerAt, chain, masked
+from undrift.experiment.cuts import cut_table
+from undrift.experiment.simulate import simulate
+from undrift.rounds.loop import Result
 from undrift.rules import (
     Centralised,
     Ds,
@@ -21,9 +23,11 @@ from undrift.rules import (
     SlowMo,
     fedpvr,
 )
-from undrift.simulate import Result, simulate
+from undrift.rules.chain import Chain, chain
+from undrift.rules.masked import masked
+from undrift.rules.rule import ClientAt, FedAvg, Rule, ServerAt
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 fedavg = FedAvg
 fedprox = FedProx
@@ -45,8 +49,37 @@ def dsl(share: float = 1.0, **server_learning: object) -> Chain:
 
 
 __all__ = [
-    "Chain", "ClientAt", "ConfigError", "DataError", "DivergedError", "FedAvg", "Federation", "InputError", "Result",
-    "Rule", "RunError", "ServerAt", "UndriftError", "__version__", "centralised", "chain", "cut_table", "ds", "dsl",
-    "fedadc", "fedavg", "feddyn", "fedprox", "fedpvr", "from_clients", "fsl", "masked", "minibatch_sfl", "scaffold",
-    "sfl_v1", "sfl_v2", "simulate", "slowmo",
-]  # fmt: skip
+    "Chain",
+    "ClientAt",
+    "ConfigError",
+    "DataError",
+    "DivergedError",
+    "FedAvg",
+    "Federation",
+    "InputError",
+    "Result",
+    "Rule",
+    "RunError",
+    "ServerAt",
+    "UndriftError",
+    "__version__",
+    "centralised",
+    "chain",
+    "cut_table",
+    "ds",
+    "dsl",
+    "fedadc",
+    "fedavg",
+    "feddyn",
+    "fedprox",
+    "fedpvr",
+    "from_clients",
+    "fsl",
+    "masked",
+    "minibatch_sfl",
+    "scaffold",
+    "sfl_v1",
+    "sfl_v2",
+    "simulate",
+    "slowmo",
+]

@@ -17,7 +17,7 @@ import pytest
 
 from shell import Undrift, arrays, assert_refused, files, same_run
 from undrift.cli import main
-from undrift.files import read_lines
+from undrift.core.files import read_lines
 
 
 def test_compare_makes_a_table_of_all_algorithms_and_seeds(here: Path, undrift: Undrift) -> None:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from shell import Undrift, files, same_run
 from undrift import __version__
 from undrift.cli import app, main
-from undrift.files import read_lines
+from undrift.core.files import read_lines
 
 
 def test_another_run_is_never_written_over(here: Path, undrift: Undrift) -> None:
@@ -46,7 +46,7 @@ def test_another_run_is_never_written_over(here: Path, undrift: Undrift) -> None
     assert (compared.code, files(here / "full")) == (2, {"thesis.txt": b"mine"})
 
 
-# What a run leaves.
+# What a run flatten.
 
 
 def test_the_output_folder(here: Path, undrift: Undrift) -> None:

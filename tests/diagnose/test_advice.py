@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,15 @@ import tomli_w
 from typer.testing import CliRunner
 
 import undrift as ud
-from undrift.assemble import data_of, parts_of, run_config, work_of
 from undrift.cli import app
-from undrift.config import Config, parse, read
 from undrift.data import server_indices
 from undrift.diagnose import Findings, advise, probe
 from undrift.diagnose.advice import Candidate, drifting_layers
 from undrift.diagnose.costs import bytes_of, configured
 from undrift.diagnose.plan import dealt_at_random, plan_probe
 from undrift.diagnose.race import Standing, cost, heats, race, racers, ranked, rounds_for
+from undrift.experiment.config import Config, parse, read
+from undrift.experiment.from_config import data_of, parts_of, run_config, work_of
 
 Settings = dict[str, Any]
 
@@ -44,7 +43,7 @@ def without_server(settings: Settings) -> Settings:
 
 def found(settings: Settings) -> Findings:
     work = work_of(parse(settings))
-    return probe(replace(work, plan=replace(work.plan)))
+    return probe(work)
 
 
 def names(findings: Findings) -> list[str]:

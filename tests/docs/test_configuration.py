@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from undrift.config import Config
+from undrift.experiment.config import Config
 from undrift.rules import RULES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()

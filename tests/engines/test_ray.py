@@ -14,15 +14,16 @@ import torch
 from torch import Tensor, nn
 
 import undrift as ud
-from undrift.assemble import run_config
-from undrift.config import EngineConfig, parse
+from undrift.data.federation import Federation, from_clients
+from undrift.engines.auto import engine_for
 from undrift.errors import ConfigError, RunError
-from undrift.federation import Federation, from_clients
-from undrift.plan import Plan
-from undrift.rule import Rule
-from undrift.schedule import Schedule
-from undrift.simulate import Result, Run, prepare
-from undrift.worker import Loss, Work
+from undrift.experiment.config import parse
+from undrift.experiment.from_config import run_config
+from undrift.rounds.loop import Result, Run
+from undrift.rounds.plan import Plan
+from undrift.rounds.prepare import prepare
+from undrift.rounds.worker import Loss, Work
+from undrift.rules.rule import Rule
 
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster as RayCluster  # noqa: E402
@@ -58,7 +59,7 @@ def network() -> nn.Module:
 
 
 def work(rule: Rule, loss: Loss = nn.functional.cross_entropy, rounds: int = 3) -> Work:
-    plan = Plan(rounds=rounds, lr=Schedule(0.05), batch_size=10, cohort=4)
+    plan = Plan(rounds=rounds, lr=0.05, batch_size=10, cohort=4)
     return prepare(network(), rule, clients(), plan, loss, "cpu")
 
 
@@ -93,14 +94,14 @@ def cluster() -> Iterator[RayCluster]:
 
 @pytest.mark.parametrize("name", RULES)
 def test_same_bits_as_local(cluster: RayCluster, name: str) -> None:
-    local = [Run(work(RULES[name]), workers).go() for workers in (0, 1, 2)]
+    local = [Run(work(RULES[name]), engine_for, workers).go() for workers in (0, 1, 2)]
     assert same(local[0], local[1])
     assert same(local[0], local[2])
-    assert same(local[0], Run(work(RULES[name]), None, make_engine=Cluster()).go())
+    assert same(local[0], Run(work(RULES[name]), Cluster(), None).go())
 
 
 def test_more_workers_than_the_cluster_has_room_for(cluster: RayCluster) -> None:
-    assert same(Run(work(RULES["fedavg"]), 0).go(), Run(work(RULES["fedavg"]), 64, make_engine=Cluster()).go())
+    assert same(Run(work(RULES["fedavg"]), engine_for, 0).go(), Run(work(RULES["fedavg"]), Cluster(), 64).go())
 
 
 class Crash:
@@ -127,15 +128,15 @@ SPLITS = {
 
 @pytest.mark.parametrize("name", ["sfl-v1", "sfl-v2"])
 def test_split_algorithms_exchange_messages_between_actors(cluster: RayCluster, name: str) -> None:
-    local = Run(work(SPLITS[name], rounds=2), 0).go()
-    assert same(local, Run(work(SPLITS[name], rounds=2), 2, make_engine=Cluster()).go())
+    local = Run(work(SPLITS[name], rounds=2), engine_for, 0).go()
+    assert same(local, Run(work(SPLITS[name], rounds=2), Cluster(), 2).go())
 
 
 def test_a_lost_actor_costs_a_repetition_of_the_round(cluster: RayCluster, tmp_path: Path) -> None:
     crash = Crash(tmp_path / "dead")
-    result = Run(work(SPLITS["minibatch-sfl"], crash, 2), 2, make_engine=Cluster()).go()
+    result = Run(work(SPLITS["minibatch-sfl"], crash, 2), Cluster(), 2).go()
     assert crash.marker.exists()
-    assert same(Run(work(SPLITS["minibatch-sfl"], rounds=2), 0).go(), result)
+    assert same(Run(work(SPLITS["minibatch-sfl"], rounds=2), engine_for, 0).go(), result)
 
 
 class Lingers:
@@ -175,34 +176,34 @@ def test_a_node_that_leaves_in_the_middle_of_a_round(cluster: RayCluster, tmp_pa
 
     leaver = threading.Thread(target=leave, daemon=True)
     leaver.start()
-    result = Run(work(RULES["scaffold"], lingers, 3), 2, make_engine=Cluster()).go()
+    result = Run(work(RULES["scaffold"], lingers, 3), Cluster(), 2).go()
     leaver.join(30)
     assert lingers.others() == [second.node_id]
     wait_for(lambda: len([node for node in ray.nodes() if node["Alive"]]) == 1)
-    assert same(Run(work(RULES["scaffold"], rounds=3), 0).go(), result)
+    assert same(Run(work(RULES["scaffold"], rounds=3), engine_for, 0).go(), result)
 
 
 def test_a_worker_that_dies_costs_a_repetition(cluster: RayCluster, tmp_path: Path) -> None:
     crash = Crash(tmp_path / "dead")
-    result = Run(work(RULES["scaffold"], crash, 2), 1, make_engine=Cluster()).go()
+    result = Run(work(RULES["scaffold"], crash, 2), Cluster(), 1).go()
     assert crash.marker.exists()
-    assert same(Run(work(RULES["scaffold"], rounds=2), 0).go(), result)
+    assert same(Run(work(RULES["scaffold"], rounds=2), engine_for, 0).go(), result)
 
 
 def test_an_error_at_a_client_names_it(cluster: RayCluster, tmp_path: Path) -> None:
-    run = Run(work(RULES["fedavg"], Crash(tmp_path / "x", "no such label"), 1), 1, make_engine=Cluster())
+    run = Run(work(RULES["fedavg"], Crash(tmp_path / "x", "no such label"), 1), Cluster(), 1)
     with pytest.raises(RunError, match="no such label"):
         run.go()
 
 
 def test_a_worker_larger_than_the_cluster_is_refused(cluster: RayCluster) -> None:
     with pytest.raises(ConfigError, match="a worker needs 512 CPUs"):
-        Run(work(RULES["fedavg"]), None, make_engine=Cluster(cpus_per_worker=512)).go()
+        Run(work(RULES["fedavg"]), Cluster(cpus_per_worker=512), None).go()
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match=r"engine.address = '127.0.0.1:1': no Ray cluster"):
-        ray_engine(EngineConfig(name="ray", address="127.0.0.1:1"))
+        ray_engine("127.0.0.1:1", 1.0, 0.0)
 
 
 def test_a_cluster_that_cannot_be_joined_is_refused_and_nothing_written(

@@ -11,8 +11,8 @@ from flwr.app import RecordDict
 from test_sites import bad
 from worlds import parts
 
-from undrift.flower.join import join
-from undrift.flower.site import Site
+from undrift.federation.join import join
+from undrift.federation.site import Site
 
 folder, data, orders = (Path(argument) for argument in sys.argv[1:])
 honest = Site.train

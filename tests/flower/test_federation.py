@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from worlds import lost, read_json, write_data
 
-from undrift.assemble import data_of, run_config
-from undrift.config import read
-from undrift.files import read_lines
-from undrift.flower.processes import free_port
-from undrift.flower.setup import init
+from undrift.core.files import read_lines
+from undrift.experiment.config import read
+from undrift.experiment.from_config import data_of, run_config
+from undrift.federation.processes import free_port
+from undrift.federation.setup import init
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:(flwr|google|httpx|ray|websockets|uvicorn).*"),

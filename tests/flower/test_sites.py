@@ -16,16 +16,16 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from worlds import ALGORITHMS, SITES, Nearby, federated, local, lost, parts, read_json, write_data
 
-from undrift.config import Config
 from undrift.errors import ConfigError, DataError, RunError
-from undrift.flower.daemons import LocalOnly
-from undrift.flower.engine import Answer
-from undrift.flower.messages import RAW, RefusedError, meta_of, pack, vector_of
-from undrift.flower.run import over, refuse
-from undrift.flower.setup import init
-from undrift.folder import Folder
-from undrift.simulate import Result, Run
-from undrift.worker import Work
+from undrift.experiment.config import Config
+from undrift.experiment.run_folder import RunFolder
+from undrift.federation.daemons import LocalOnly
+from undrift.federation.engine import Answer
+from undrift.federation.messages import RAW, RefusedError, meta_of, pack, vector_of
+from undrift.federation.run import over, refuse
+from undrift.federation.setup import init
+from undrift.rounds.loop import Result, Run
+from undrift.rounds.worker import Work
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def run(
     config: Config, exchange: Nearby, out: Path | None = None, resume: bool = False, stop: int | None = None
 ) -> Result:
     def body(work: Work, make: Any) -> Result:
-        folder = None if out is None else Folder(out, config.complete(), resume=resume)
+        folder = None if out is None else RunFolder(out, config.complete(), resume=resume)
         each = _Stop(stop)
         return Run(work, make_engine=make, folder=folder, progress=each, checkpoint_seconds=0.0).go()
 

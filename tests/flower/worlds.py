@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from flwr.app import RecordDict
 
-from undrift.assemble import run_config
-from undrift.config import Config, parse
 from undrift.errors import UndriftError
-from undrift.flower.engine import Answer
-from undrift.flower.setup import SiteFolder
-from undrift.flower.site import Site
-from undrift.simulate import Result
+from undrift.experiment.config import Config, parse
+from undrift.experiment.from_config import run_config
+from undrift.federation.engine import Answer
+from undrift.federation.setup import SiteFolder
+from undrift.federation.site import Site
+from undrift.rounds.loop import Result
 
 SITES = ("east", "north", "south")
 SIZES = (40, 55, 32)

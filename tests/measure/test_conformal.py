@@ -12,10 +12,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import undrift as ud
-from undrift.assemble import run_config
 from undrift.cli import app
-from undrift.config import parse
-from undrift.conformal import Method, calibrate, conformal
+from undrift.experiment.config import parse
+from undrift.experiment.conformal import Method, calibrate, conformal
+from undrift.experiment.from_config import run_config
 
 SAMPLES, CLASSES = 6000, 5
 LEVELS = (0.5, 0.7, 0.9, 0.95)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import undrift as ud
-from undrift.assemble import run_config
-from undrift.config import parse
-from undrift.measure.chosen import chosen
+from undrift.experiment.config import parse
+from undrift.experiment.from_config import run_config
+from undrift.experiment.measures import chosen
 from undrift.measure.cka import Cka, centred_kernel, cka
 from undrift.measure.clients import ClassAccuracy, ClientAccuracy
 from undrift.measure.drift import Drift, Updates

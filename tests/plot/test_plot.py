@@ -11,14 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 import undrift as ud
-from undrift.assemble import run_config
 from undrift.cli import app
-from undrift.config import parse
-from undrift.conformal import conformal
-from undrift.plot.curves import sent, spread, values
-from undrift.plot.partition import bubbles
-from undrift.plot.runs import Group, RunRecord, find
-from undrift.plot.style import COLOURS, LINES, MARKERS, line, styled
+from undrift.experiment.config import parse
+from undrift.experiment.conformal import conformal
+from undrift.experiment.from_config import run_config
+from undrift.report.curves import sent, spread, values
+from undrift.report.partition import bubbles
+from undrift.report.runs import Group, RunRecord, find
+from undrift.report.style import COLOURS, LINES, MARKERS, line, styled
 
 
 def settings(algorithm: str, seed: int, **train: Any) -> dict[str, Any]:

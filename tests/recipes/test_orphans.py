@@ -12,8 +12,8 @@ from pathlib import Path
 SCRIPT = """
 import sys
 from pathlib import Path
-from undrift.batch import Planned, run_many
-from undrift.config import parse
+from undrift.experiment.run_many import Planned, run_many
+from undrift.experiment.config import parse
 train = {"rounds": 100000, "eval_every": 1000}
 config = parse({"data": {"name": "digits"}, "partition": {"clients": 10}, "train": train})
 run_many([Planned("long", config, Path(sys.argv[1]))], jobs=1, watch=lambda done, name, text: print(text, flush=True))
@@ -28,7 +28,7 @@ def children_of(pid: int) -> list[int]:
 def test_a_run_ends_when_its_starter_was_killed(tmp_path: Path) -> None:
     starter = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
     assert starter.stdout
-    assert starter.stdout.readline().startswith("round 1/")
+    assert starter.stdout.readline().startswith("round 0/")
     runs = children_of(starter.pid)
     assert runs or not Path("/proc").exists()
     starter.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What scaling changes, and what it leaves."""
+"""What scaling changes, and what it flatten."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from undrift.plan import batches
-from undrift.streams import stream
+from undrift.core.streams import stream
+from undrift.rounds.plan import batches
 
 Vector = NDArray[np.float64]
 Labels = NDArray[np.int64]

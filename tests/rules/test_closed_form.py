@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import undrift as ud
-from undrift.rule import Rule
+from undrift.rules.rule import Rule
 
 SIZES = (5, 12, 3, 20, 9, 1, 14)
 INPUTS, HIDDEN, CLASSES = 4, 5, 3

@@ -17,17 +17,18 @@ from test_closed_form import CASES, CLIENTS, HIDDEN, INPUTS, SERVER, SIZES, erro
 from torch import Tensor, nn
 
 import undrift as ud
-from undrift.engines.base import Lost, Serial
+from undrift.data.federation import from_clients
+from undrift.engines.serial import Serial
 from undrift.errors import ConfigError, RunError
-from undrift.federation import from_clients
 from undrift.models.layers import Dropout
-from undrift.plan import Plan
-from undrift.round import Server
-from undrift.rule import Rule
-from undrift.schedule import Schedule
-from undrift.simulate import Result, Run, prepare
-from undrift.store import Store
-from undrift.worker import Cast, Job, Outcome, Work, Worker
+from undrift.rounds.client_states import ClientStates
+from undrift.rounds.loop import Result, Run
+from undrift.rounds.messages import Broadcast, ClientTask, Lost, Outcome
+from undrift.rounds.plan import Plan
+from undrift.rounds.prepare import prepare
+from undrift.rounds.server_step import Server
+from undrift.rounds.worker import Work, Worker
+from undrift.rules.rule import Owns, Rule
 
 PAIRS = [tensors(c) for c in CLIENTS]
 COMMON: dict[str, Any] = {
@@ -202,7 +203,7 @@ def test_buffers_are_the_plain_weighted_mean(rule: Rule, weighting: str) -> None
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(INPUTS, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
     watch = Watch()
-    owned = any(link.owns & {"the server step"} for link in ud.chain(rule).links)
+    owned = any(link.owns & {Owns.SERVER_STEP} for link in ud.chain(rule).links)
     clients = [pair for pair in PAIRS if len(pair[1]) > 4 and len(pair[1]) % 4 != 1]
     result = ud.simulate(
         model, clients, rule, rounds=4, cohort=2, batch_size=4, lr=0.1, seed=1, weighting=weighting,  # type: ignore[arg-type]
@@ -237,10 +238,12 @@ def test_buffers_of_a_first_round_by_hand() -> None:
 class Flaky:
     """An engine that loses chosen clients in chosen rounds, after they have done their work."""
 
+    eager = True
+
     def __init__(self, work: Work, worker: Worker, lost: dict[int, set[int]]) -> None:
         self.inner, self.lost = Serial(work, worker), lost
 
-    def clients(self, cast: Cast, jobs: Sequence[Job]) -> Iterator[Outcome | Lost]:
+    def clients(self, cast: Broadcast, jobs: Sequence[ClientTask]) -> Iterator[Outcome | Lost]:
         for out in self.inner.clients(cast, jobs):
             assert isinstance(out, Outcome)
             yield Lost(out.client, "no answer") if out.client in self.lost.get(cast.round, ()) else out
@@ -254,7 +257,7 @@ class Flaky:
 
 def work_for(rule: Rule, model: nn.Module, settings: Settings) -> Work:
     plan = Plan(
-        rounds=settings.rounds, lr=Schedule(settings.lr, "cosine"), cohort=settings.cohort,
+        rounds=settings.rounds, lr=settings.lr, schedule="cosine", cohort=settings.cohort,
         batch_size=settings.batch_size, server_lr=settings.server_lr, weight_decay=settings.weight_decay,  # type: ignore[arg-type]
         weighting=settings.weighting, seed=settings.seed,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -275,14 +278,14 @@ def test_lost_clients_count_for_nothing(name: str, weighting: str, monkeypatch: 
     model = module(HIDDEN)
     net = reference.Net(INPUTS, HIDDEN, 3)
     expected = reference.run(net, flat(model), CLIENTS, SERVER, settings, algorithm)
-    stores: list[Store] = []
-    original = Store.__init__
+    stores: list[ClientStates] = []
+    original = ClientStates.__init__
 
-    def remembered(self: Store, *args: Any, **kwargs: Any) -> None:
+    def remembered(self: ClientStates, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         stores.append(self)
 
-    monkeypatch.setattr(Store, "__init__", remembered)
+    monkeypatch.setattr(ClientStates, "__init__", remembered)
     work = work_for(rule, model, settings)
     result = Run(work, make_engine=lambda work, worker, _: Flaky(work, worker, lost)).go()
     assert error(weights(result), expected.x) < 1e-9

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import undrift as ud
 from undrift.models import blocks, build
 from undrift.models.layers import Dropout
-from undrift.simulate import Result
+from undrift.rounds.loop import Result
 
 Pair = tuple[Tensor, Tensor]
 CLASSES = 3

@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 
 import undrift as ud
 from undrift.cli import app
-from undrift.cuts import cut_table, expected_visits
+from undrift.experiment.cuts import cut_table, expected_visits
 from undrift.measure.split import SplitVariance
 from undrift.models import build
-from undrift.plan import Plan
-from undrift.schedule import Schedule
+from undrift.rounds.plan import Plan
 
 DATA = clients((4,), (3, 12, 8, 7))
 
@@ -44,7 +43,7 @@ def test_transposed_convolutions_and_shared_modes() -> None:
 def test_bytes_of_a_round_are_those_of_a_run(norm: bool) -> None:
     model = net(norm=norm)
     result = run(model, DATA, ud.minibatch_sfl(cut=2), local_epochs=2)
-    plan = Plan(1, Schedule(0.1), local_epochs=2, batch_size=4)
+    plan = Plan(rounds=1, lr=0.1, local_epochs=2, batch_size=4)
     row = cut_table(model, (4,))[1]
     assert row.bytes_per_round(*expected_visits(plan, [len(y) for _, y in DATA])) == (
         result.history[1]["bytes_down"],
@@ -53,9 +52,9 @@ def test_bytes_of_a_round_are_those_of_a_run(norm: bool) -> None:
 
 
 def test_visits_count_repetitions() -> None:
-    plan = Plan(1, Schedule(0.1), local_steps=7, batch_size=5)
+    plan = Plan(rounds=1, lr=0.1, local_steps=7, batch_size=5)
     assert plan.visits(12) == 2 * 12 + 5
-    assert Plan(1, Schedule(0.1), local_epochs=3).visits(12) == 36
+    assert Plan(rounds=1, lr=0.1, local_epochs=3).visits(12) == 36
 
 
 def test_the_command_prints_every_cut(tmp_path: Path) -> None:

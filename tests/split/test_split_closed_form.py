@@ -21,8 +21,8 @@ from splitting import clients
 from torch import nn
 
 import undrift as ud
-from undrift.plan import batches
-from undrift.streams import stream
+from undrift.core.streams import stream
+from undrift.rounds.plan import batches
 
 Array = NDArray[np.float64]
 Part = list[Array]

@@ -10,7 +10,7 @@ import torch
 from splitting import MODELS, clients, every_cut, gap, net, paper_model, run
 
 import undrift as ud
-from undrift.simulate import Result
+from undrift.rounds.loop import Result
 
 CASES = [(name, cut) for name in MODELS for cut in every_cut(paper_model(name)[0])]
 SETTINGS: dict[str, Any] = {"local_epochs": 1, "batch_size": 4, "lr": 0.05, "weight_decay": 0.01}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,28 @@ from splitting import SPLITS, clients, gap, net, run
 from torch import Tensor, nn
 
 import undrift as ud
-from undrift.config import parse
-from undrift.engines.base import Serial
+from undrift.core.schedule import Schedule
+from undrift.core.vector import FlatModel
+from undrift.data.federation import from_clients
+from undrift.engines.auto import engine_for
+from undrift.engines.serial import Serial
 from undrift.errors import ConfigError, DivergedError
-from undrift.federation import from_clients
-from undrift.folder import Folder
-from undrift.plan import Plan
-from undrift.round import Server
+from undrift.experiment.config import parse
+from undrift.experiment.run_folder import RunFolder
+from undrift.rounds.client_states import ClientStates
+from undrift.rounds.loop import Result, Run
+from undrift.rounds.messages import Broadcast
+from undrift.rounds.plan import Plan
+from undrift.rounds.prepare import prepare
+from undrift.rounds.server_step import Server
+from undrift.rounds.split.client import blurred
+from undrift.rounds.split.main_server import MainServer
+from undrift.rounds.split.messages import Gradient, Smashed
+from undrift.rounds.split.noise import Noise
+from undrift.rounds.split.parts import SplitParts
+from undrift.rounds.split.rounds import SplitRounds, timetable
+from undrift.rounds.worker import Work, Worker
 from undrift.rules import named
-from undrift.schedule import Schedule
-from undrift.simulate import Result, Run, prepare
-from undrift.split.main_server import Answer, MainServer
-from undrift.split.messages import Smashed
-from undrift.split.noise import Noise
-from undrift.split.seat import blurred
-from undrift.split.timetable import Timetable
-from undrift.store import Store
-from undrift.vector import FlatModel
-from undrift.worker import Work, Worker
 
 SIZES = (3, 12, 8, 7)
 DATA = clients((4,), SIZES)
@@ -43,17 +46,19 @@ def vector(result: Result) -> Tensor:
 
 
 def main_server(model: nn.Sequential, *, faithful: bool) -> MainServer:
-    flat = FlatModel(model)
-    assert isinstance(flat.module, nn.Sequential)
-    flat.module.train()
-    return MainServer(
-        flat.module, flat.weights, flat.grad, flat.buffers, nn.functional.cross_entropy, 0.0, nullcontext,
-        faithful=faithful,
-    )  # fmt: skip
+    """A main server whose part is ``model``, behind a client's layer of the same width."""
+    algorithm = ud.minibatch_sfl(cut="0", faithful=faithful)
+    whole = nn.Sequential(nn.Linear(4, 4).double(), *model)
+    plan = Plan(rounds=1, lr=0.1)
+    worker = Worker(prepare(whole, algorithm, from_clients(DATA), plan, nn.functional.cross_entropy, "cpu"))
+    server = MainServer(SplitParts(worker, algorithm))
+    server.begin(1)
+    server.open(Broadcast(1, 0.1, worker.model.weights.clone(), worker.model.buffers.clone(), {}))
+    return server
 
 
 def messages(sizes: Sequence[int]) -> list[Smashed]:
-    return [Smashed(n, z, y) for n, (z, y) in enumerate(clients((4,), sizes))]
+    return [Smashed(n, z, y, Noise(n).state) for n, (z, y) in enumerate(clients((4,), sizes))]
 
 
 @pytest.mark.parametrize("faithful", [False, True])
@@ -62,13 +67,13 @@ def test_the_gradient_sent_to_a_client_does_not_carry_its_weight(faithful: bool)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     server, sent, q = main_server(model, faithful=faithful), messages((2, 5)), (0.001, 0.999)
     before = server.weights.clone()
-    gradients, losses = server.step(sent, q, [Noise(0), Noise(1)], Noise(2), lr=0.5)
+    gradients = server.step(sent, q, lr=0.5)
     total = torch.zeros_like(before)
-    for message, gradient, loss, weight in zip(sent, gradients, losses, q, strict=True):
+    for message, gradient, weight in zip(sent, gradients, q, strict=True):
         z = message.z.clone().requires_grad_()
         own = nn.functional.cross_entropy(model(z), message.labels)
         found = torch.autograd.grad(own, [z, *model.parameters()])
-        assert loss == pytest.approx(own.item(), abs=1e-14)
+        assert gradient.loss == pytest.approx(own.item(), abs=1e-14)
         torch.testing.assert_close(gradient.dz, found[0], rtol=0, atol=1e-14)
         total += weight * torch.cat([g.flatten() for g in found[1:]])
     torch.testing.assert_close(server.weights, before - 0.5 * total, rtol=0, atol=1e-14)
@@ -78,7 +83,7 @@ def test_with_batch_norm_the_cohort_is_one_batch() -> None:
     """``(1/q_n) d/dz_n sum_m q_m h_m`` where the statistics are those of all rows together."""
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     sent, q = messages((2, 5)), torch.tensor([0.2, 0.8], dtype=torch.float64)
-    gradients, _ = main_server(model, faithful=True).step(sent, q.tolist(), [Noise(0), Noise(1)], Noise(2), lr=0.5)
+    gradients = main_server(model, faithful=True).step(sent, q.tolist(), lr=0.5)
     z = torch.cat([m.z for m in sent]).requires_grad_()
     normed = (z - z.mean(0)) / (z.var(0, correction=0) + 1e-5).sqrt()
     out = model[1](normed)
@@ -122,7 +127,7 @@ def orders(monkeypatch: pytest.MonkeyPatch, algorithm: ud.Rule, **changes: Any) 
     seen: list[int] = []
     step = MainServer.step
 
-    def watched(self: MainServer, sent: Sequence[Smashed], *rest: Any, **more: Any) -> Answer:
+    def watched(self: MainServer, sent: Sequence[Smashed], *rest: Any, **more: Any) -> list[Gradient]:
         seen.extend(message.client for message in sent)
         return step(self, sent, *rest, **more)
 
@@ -189,9 +194,9 @@ def test_the_servers_variate_is_the_mean_of_the_clients() -> None:
         work = worked(ud.chain(split, ud.scaffold()))
         worker = Worker(work)
         x = worker.model.weights.clone()
-        store, server = Store(work.rule.init_client(x)), Server(x, worker.model.buffers.clone(), {})
+        store, server = ClientStates(work.rule.init_client(x)), Server(x, worker.model.buffers.clone(), {})
         server.state = work.rule.init_server(x)
-        rounds = split.rounds(work, Serial(work, worker), store, worker, ())
+        rounds = SplitRounds(work, Serial(work, worker), store, worker)
         for round in range(1, 4):
             server, _ = rounds.run(round, server)
         kept = [(store.get(client) or work.rule.init_client(x))["scaffold"]["c"] for client in range(4)]
@@ -227,21 +232,21 @@ def test_the_fed_servers_rate_acts_on_what_it_averages() -> None:
 
 def test_clients_with_fewer_batches_stop_earlier() -> None:
     seen: list[tuple[int, ...]] = []
-    plan = Plan(1, Schedule(0.1), local_epochs=2, batch_size=4)
-    timetable = Timetable.of([3, 0, 1], from_clients(DATA), plan)
-    for period in timetable.periods(4):
-        seen.extend(ud.minibatch_sfl().turns(timetable, period, []))
+    plan = Plan(rounds=1, lr=0.1, local_epochs=2, batch_size=4)
+    table = timetable([3, 0, 1], plan, {3: 7, 0: 3, 1: 12})
+    for period in table.periods(4):
+        seen.extend(ud.minibatch_sfl().turns(table, period, []))
     assert seen == [(3, 0, 1), (3, 1), (1,)] * 2
-    assert [len(period) for period in timetable.periods(4)] == [4, 2]
+    assert [len(period) for period in table.periods(4)] == [4, 2]
 
 
 def test_the_main_servers_rate_follows_the_clients_or_its_own_schedule() -> None:
-    plan = Plan(5, Schedule(0.1, "multistep", milestones=(2,)))
-    assert ud.sfl_v2(main_lr=0.4).main_rate(plan, 3) == pytest.approx(0.04)
-    assert ud.sfl_v2().main_rate(plan, 3) == plan.rate(3)
-    assert ud.sfl_v2(main_lr=0.4, main_schedule="constant").main_rate(plan, 3) == 0.4
+    rates = Schedule(0.1, "multistep", milestones=(2,))
+    assert ud.sfl_v2(main_lr=0.4).main_rate(rates, 3, 5) == pytest.approx(0.04)
+    assert ud.sfl_v2().main_rate(rates, 3, 5) == rates.at(3, 5)
+    assert ud.sfl_v2(main_lr=0.4, main_schedule="constant").main_rate(rates, 3, 5) == 0.4
     own = ud.sfl_v2(main_schedule="multistep", main_milestones=(1,), main_decay=0.5)
-    assert own.main_rate(plan, 2) == 0.05
+    assert own.main_rate(rates, 2, 5) == 0.05
 
 
 def test_noise_on_smashed_data_is_relative_and_of_the_seed() -> None:
@@ -256,7 +261,7 @@ def test_noise_on_smashed_data_is_relative_and_of_the_seed() -> None:
 
 
 def worked(algorithm: ud.Rule) -> Work:
-    plan = Plan(4, Schedule(0.1), cohort=3, local_epochs=2, batch_size=4, seed=3)
+    plan = Plan(rounds=4, lr=0.1, cohort=3, local_epochs=2, batch_size=4, seed=3)
     return prepare(net(norm=True), algorithm, from_clients(DATA), plan, nn.functional.cross_entropy, "cpu")
 
 
@@ -277,12 +282,12 @@ def test_an_interrupted_run_ends_in_the_same_bits(algorithm: ud.Rule, tmp_path: 
         if round == 2:
             raise StopError
 
-    whole = Run(worked(algorithm), 0).go()
+    whole = Run(worked(algorithm), engine_for, 0).go()
     settings = {"algorithm": "split"}
     with pytest.raises(StopError):
-        Run(worked(algorithm), 0, folder=Folder(tmp_path / "run", settings, resume=False), progress=stop,
+        Run(worked(algorithm), engine_for, 0, folder=RunFolder(tmp_path / "run", settings, resume=False), progress=stop,
             checkpoint_seconds=0.0).go()  # fmt: skip
-    again = Run(worked(algorithm), 0, folder=Folder(tmp_path / "run", settings, resume=True)).go()
+    again = Run(worked(algorithm), engine_for, 0, folder=RunFolder(tmp_path / "run", settings, resume=True)).go()
     assert again.server is not None
     assert whole.server is not None
     assert torch.equal(again.server.x, whole.server.x)
@@ -359,6 +364,6 @@ def test_a_large_cohort_makes_forward_passes_again_with_the_same_bits(
     for norm in (False, True):
         kept = run(net(norm=norm), DATA, ud.minibatch_sfl(cut=2, smashed_noise=0.1) + rule)
         with monkeypatch.context() as patch:
-            patch.setattr("undrift.split.rounds.MEMORY", 0)
+            patch.setattr("undrift.rounds.split.parties.MEMORY", 0)
             again = run(net(norm=norm), DATA, ud.minibatch_sfl(cut=2, smashed_noise=0.1) + rule)
         assert gap(kept, again) == 0

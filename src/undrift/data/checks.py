@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from undrift.data.dataset import channels_last
+from undrift.data.dataset import laid_out
 from undrift.errors import DataError
 
 
@@ -58,7 +58,7 @@ def as_floats(x: NDArray[Any], where: str) -> Tensor:
     bad = int((~torch.isfinite(tensor)).sum())
     if bad:
         raise DataError(f"{where}: {bad} values are NaN or infinite (as float32)")
-    return channels_last(tensor)
+    return laid_out(tensor)
 
 
 def kind_of(x: NDArray[Any], where: str) -> str:

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from undrift.core.tree import ALIGNMENT
+
 
 @dataclass(frozen=True)
 class DataSet:
@@ -78,8 +80,24 @@ def normalised(
     return x.permute(0, 3, 1, 2)
 
 
-def channels_last(x: Tensor) -> Tensor:
-    """Lay images [n, c, h, w] out as [n, h, w, c] in memory; other tensors become contiguous."""
+def laid_out(x: Tensor) -> Tensor:
+    """The same numbers with the strides and the alignment that all data have, however they came here.
+
+    Images [n, c, h, w] lie as [n, h, w, c]. An axis of length 1 may have any stride and still count as contiguous,
+    but libraries then compute in other ways, which shows in the last bit: so strides are set, not left to chance.
+    """
+    dense = (x.permute(0, 2, 3, 1) if x.dim() == 4 else x).contiguous()
+    if dense.device.type == "cpu" and dense.data_ptr() % ALIGNMENT:
+        dense = dense.clone()
     if x.dim() != 4:
-        return x.contiguous()
-    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        return dense.as_strided(x.shape, _strides(tuple(x.shape)))
+    n, c, h, w = x.shape
+    return dense.as_strided((n, c, h, w), (h * w * c, 1, w * c, c))
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a dense tensor of this shape."""
+    strides = [1]
+    for length in reversed(shape[1:]):
+        strides.append(strides[-1] * length)
+    return tuple(reversed(strides)) if shape else ()

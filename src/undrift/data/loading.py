@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from undrift.core.streams import stream
 from undrift.data.checks import as_floats, as_pixels, check_labels, check_lengths, kind_of
 from undrift.data.dataset import DataSet, channel_stats, normalised, rows
 from undrift.data.formats import read_cifar, read_idx, read_npz, read_stl
 from undrift.data.synthetic import synthetic
 from undrift.errors import ConfigError, DataError
-from undrift.streams import stream
 
 NAMES = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "stl10", "synthetic", "npz")
 """The names that `load` knows."""
@@ -146,9 +146,16 @@ def _limited(data: DataSet, limit: int | None, seed: int) -> DataSet:
     idx = torch.from_numpy(chosen)
     client = None if data.client is None else data.client[chosen]
     return DataSet(
-        data.name, rows(data.x_train, idx), data.y_train[idx], data.x_test, data.y_test,
-        data.classes, client, data.mean, data.std,
-    )  # fmt: skip
+        data.name,
+        rows(data.x_train, idx),
+        data.y_train[idx],
+        data.x_test,
+        data.y_test,
+        data.classes,
+        client,
+        data.mean,
+        data.std,
+    )
 
 
 def _digits(root: Path) -> Raw:

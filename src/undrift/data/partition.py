@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from undrift.core.streams import stream
 from undrift.errors import ConfigError, DataError
-from undrift.streams import stream
 
 Ints = NDArray[np.int64]
 

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from undrift.core.streams import stream
 from undrift.data.checks import as_floats, as_pixels, check_labels, check_lengths, kind_of
 from undrift.data.dataset import DataSet, normalised
 from undrift.data.formats import read_npz
 from undrift.errors import ConfigError, DataError
-from undrift.streams import stream
 
 Ints = NDArray[np.int64]
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from undrift.core.streams import stream
 from undrift.data.dataset import DataSet
 from undrift.errors import DataError
-from undrift.streams import stream
 
 
 def synthetic(*, samples: int, features: int, classes: int, heterogeneity: float, clients: int, seed: int) -> DataSet:

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from undrift.config import Config
+from undrift.core.tree import nbytes
 from undrift.data import DataSet
 from undrift.diagnose.advice import Candidate
-from undrift.engines.local import outcome_like
+from undrift.experiment.config import Config
 from undrift.models import blocks, cut
-from undrift.rule import owner_of
-from undrift.tree import nbytes
-from undrift.worker import Work, Worker
+from undrift.rounds.messages import Messages
+from undrift.rounds.worker import Work, Worker
+from undrift.rules.rule import Owns
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,19 @@ def configured(config: Config, candidate: Candidate) -> Config:
     parameters = {name: given.get(name, {}) | own for name, own in candidate.parameters.items()}
     algorithm: dict[str, Any] = {"name": candidate.name, **given, **parameters}
     new = config.with_(("algorithm", algorithm))
-    if owner_of(new.rule(), "the server step") is not None and new.train.server_lr != 1.0:
+    if new.rule().owner_of(Owns.SERVER_STEP) is not None and new.train.server_lr != 1.0:
         new = new.with_(("train.server_lr", 1.0))
     return new
 
 
 def bytes_of(config: Config, data: DataSet) -> Bytes:
     """One round's bytes, found by a dry run of the algorithm's messages."""
-    from undrift.assemble import work_of
+    from undrift.experiment.from_config import work_of
 
     work = work_of(config, data)
     worker = Worker(work)
-    x, buffers = worker.model.weights, worker.model.buffers
-    down = nbytes({"x": x, "buffers": buffers, "down": work.rule.down(work.rule.init_server(x), 1)})
-    outcome = outcome_like(work, x, buffers)
-    up = nbytes({name: outcome[name] for name in ("delta", "buffers", "up")})
-    return Bytes(down * cohort(work), up * cohort(work))
+    messages = Messages.of(work.rule, worker.model.weights, worker.model.buffers)
+    return Bytes(nbytes(messages.down.like) * cohort(work), nbytes(messages.up.like) * cohort(work))
 
 
 def cohort(work: Work) -> int:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from undrift.core.streams import stream
 from undrift.engines.auto import cores
-from undrift.plan import Plan
-from undrift.streams import stream
-from undrift.worker import Work, Worker
+from undrift.rounds.plan import Plan
+from undrift.rounds.worker import Work, Worker
 
 ROUNDS = 3
 """Of FedAvg: enough for layers to show their drift in more than one round, few enough to stay a probe."""
@@ -69,7 +69,7 @@ class ProbePlan:
             f"({self.clients} clients, {self.rows} samples{server}), "
             f"each a second time with the samples dealt out at random for comparison. "
             f"{self.passes} samples in all, about {self.seconds:.0f} s."
-        )  # fmt: skip
+        )
 
 
 def plan_probe(work: Work) -> ProbePlan:
@@ -116,11 +116,15 @@ def seconds_a_sample(work: Work) -> float:
 
 def training_plan(plan: Plan, probe: ProbePlan) -> Plan:
     """The settings of the probe's FedAvg rounds; drift is judged without the server's own rate."""
-    return replace(
-        plan, rounds=probe.rounds, cohort=probe.cohort, batch_size=probe.batch_size,
+    return plan.with_(
+        rounds=probe.rounds,
+        cohort=probe.cohort,
+        batch_size=probe.batch_size,
         local_steps=probe.local_steps or plan.local_steps,
-        server_lr=1.0, eval_every=probe.rounds, pretrain_epochs=0,
-    )  # fmt: skip
+        server_lr=1.0,
+        eval_every=probe.rounds,
+        pretrain_epochs=0,
+    )
 
 
 def gradient_rows(work: Work, probe: ProbePlan) -> list[tuple[torch.Tensor, float]]:

@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from undrift.core.numerics import settled
+from undrift.core.streams import stream
+from undrift.data.federation import Pair
 from undrift.diagnose.plan import (
     TEST_SAMPLES,
     ProbePlan,
@@ -25,16 +28,15 @@ from undrift.diagnose.plan import (
     plan_probe,
     training_plan,
 )
-from undrift.federation import Pair
+from undrift.engines.auto import engine_for
 from undrift.measure.drift import Drift, Updates
 from undrift.measure.gradients import Gradients, gradients_at, square
 from undrift.measure.skew import Skew, counts_of, skew_of
-from undrift.numerics import settled
-from undrift.plan import batches
-from undrift.rule import FedAvg, chain
-from undrift.simulate import Result, Run
-from undrift.streams import stream
-from undrift.worker import Work, Worker
+from undrift.rounds.loop import Result, Run
+from undrift.rounds.plan import batches
+from undrift.rounds.worker import Work, Worker
+from undrift.rules.chain import chain
+from undrift.rules.rule import FedAvg
 
 __all__ = ["Findings", "Point", "ServerData", "plan_probe", "probe"]
 
@@ -161,7 +163,7 @@ class _EveryRound:
 
 def _fedavg(work: Work) -> tuple[Result, list[dict[str, Any]]]:
     watch = _EveryRound()
-    return Run(work, measures=(watch,)).go(), watch.records
+    return Run(work, engine_for, measures=(watch,)).go(), watch.records
 
 
 def _models(worker: Worker, result: Result, plan: ProbePlan) -> dict[str, tuple[Tensor, Tensor]]:
@@ -170,9 +172,7 @@ def _models(worker: Worker, result: Result, plan: ProbePlan) -> dict[str, tuple[
     start = worker.model.weights.clone(), worker.model.buffers.clone()
     federation, settings = worker.work.federation, worker.work.plan
     rows = torch.from_numpy(federation.indices)
-    order = batches(
-        len(rows), settings.batch_size, 1, plan.pooled_steps, stream(settings.seed, "probe", 3)
-    )  # fmt: skip
+    order = batches(len(rows), settings.batch_size, 1, plan.pooled_steps, stream(settings.seed, "probe", 3))
     x = worker.learn(*start, (federation.x, federation.y), settings.rate(1), (rows[o].numpy() for o in order), 0)
     pooled = x, worker.model.buffers.clone()
     return {"start": start, "pooled": pooled, "fedavg": (result.server.x, result.server.buffers)}
@@ -215,12 +215,15 @@ def _findings(
     points = [_point(name, own, mixed, smoothness, eta_0) for name, (own, mixed) in found.items()]
     labelled = not federation.y.is_floating_point() and federation.y.ndim == 1
     return Findings(
-        clients=len(federation), cohort=min(settings.cohort or len(federation), len(federation)),
-        rounds=settings.rounds, samples=int(federation.sizes.sum()),
+        clients=len(federation),
+        cohort=min(settings.cohort or len(federation), len(federation)),
+        rounds=settings.rounds,
+        samples=int(federation.sizes.sum()),
         steps=sum(settings.steps(int(n)) for n in federation.sizes) / len(federation),
         skew=skew_of(counts_of(federation)) if labelled else None,
         excess=_excess(points),
-        points=points, smoothness=smoothness,
+        points=points,
+        smoothness=smoothness,
         drift=plan.cohort * _mean([record["drift"]["model"] for record in drift]),
         layers={
             name: plan.cohort * _mean([record["drift"]["layers"][name] for record in drift])
@@ -228,8 +231,9 @@ def _findings(
         },
         shares=_shares(work),
         cosine=_mean([record["updates"]["cosine"] for record in drift]),
-        server=_server(points, federation.server, eta_0), accuracy=result.summary["final_accuracy"],
-    )  # fmt: skip
+        server=_server(points, federation.server, eta_0),
+        accuracy=result.summary["final_accuracy"],
+    )
 
 
 def _shares(work: Work) -> dict[str, float]:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from undrift.batch import Planned, run_many
-from undrift.config import Config
+from undrift.core.files import read_lines
 from undrift.diagnose.advice import Candidate
 from undrift.diagnose.costs import configured
 from undrift.errors import ConfigError, RunError
-from undrift.files import read_lines
-from undrift.measure.progress import rolling
+from undrift.experiment.config import Config
+from undrift.experiment.run_many import Planned, run_many
+from undrift.rounds.progress import rolling
 
 VALIDATION = 0.1
 """Share of every client's data held out where the configuration holds out none."""

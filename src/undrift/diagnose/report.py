@@ -38,12 +38,15 @@ class Diagnosis:
             "split": None if self.split is None else asdict(self.split),
             "race": [
                 {
-                    "algorithm": s.racer.candidate.name, "lr": s.racer.config.train.lr, "rounds": s.rounds,
-                    "validation_rolling_accuracy": s.validation, "test_accuracy": s.test,
+                    "algorithm": s.racer.candidate.name,
+                    "lr": s.racer.config.train.lr,
+                    "rounds": s.rounds,
+                    "validation_rolling_accuracy": s.validation,
+                    "test_accuracy": s.test,
                 }
                 for s in self.standings
             ],
-        }  # fmt: skip
+        }
         plain: dict[str, Any] = _finite(content)
         return plain
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import tomli_w
 
-from undrift.assemble import data_of, work_of
-from undrift.config import Config
+from undrift.core.files import write_atomic, write_json
 from undrift.data import DataSet
 from undrift.diagnose.advice import Advice, Candidate, advise
 from undrift.diagnose.costs import bytes_of, configured, split_fit
@@ -18,8 +17,9 @@ from undrift.diagnose.probe import probe
 from undrift.diagnose.race import BASELINE, Standing
 from undrift.diagnose.report import Diagnosis, page
 from undrift.errors import ConfigError
-from undrift.files import write_atomic, write_json
-from undrift.worker import Work
+from undrift.experiment.config import Config
+from undrift.experiment.from_config import data_of, work_of
+from undrift.rounds.worker import Work
 
 Say = Callable[[str], None]
 
@@ -58,10 +58,13 @@ def with_race(diagnosis: Diagnosis, standings: Sequence[Standing]) -> Diagnosis:
     by_name = {one.name: one for one in (*diagnosis.advice.ranked, *(s.racer.candidate for s in standings))}
     reached = {s.racer.candidate.name: s for s in reversed(standings)}
     ranked = [
-        replace(by_name[name], reason=f"reached {reached[name].validation:.4f} on validation data in "
-                f"{reached[name].rounds} rounds" + (f"; {by_name[name].reason}" if by_name[name].reason else ""))
+        replace(
+            by_name[name],
+            reason=f"reached {reached[name].validation:.4f} on validation data in "
+            f"{reached[name].rounds} rounds" + (f"; {by_name[name].reason}" if by_name[name].reason else ""),
+        )
         for name in order
-    ]  # fmt: skip
+    ]
     advice = Advice(diagnosis.advice.verdict, ranked[:3], diagnosis.advice.against, diagnosis.advice.drifting)
     return replace(diagnosis, advice=advice, standings=standings)
 

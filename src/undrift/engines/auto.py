@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from undrift.engines.base import Engine, Lost, Pending, Serial, done
 from undrift.engines.local import Local
-from undrift.worker import Cast, Job, Outcome, Work, Worker
+from undrift.engines.serial import Serial, carried_out
+from undrift.rounds.engine import Engine, Pending
+from undrift.rounds.messages import Broadcast, ClientTask, Lost, Outcome
+from undrift.rounds.worker import Work, Worker
 
 _TOO_SHORT = 0.010
 """A round (or evaluation) below so many seconds is not worth handing over to processes."""
@@ -27,19 +29,19 @@ class Auto:
         self._decided = False
         self._evaluation = 0.0
 
-    def clients(self, cast: Cast, jobs: Sequence[Job]) -> Iterator[Outcome | Lost]:
-        """Carry out a round's jobs."""
+    def clients(self, broadcast: Broadcast, tasks: Sequence[ClientTask]) -> Iterator[Outcome | Lost]:
+        """Carry out a round's tasks."""
         if self._decided:
-            yield from self.engine.clients(cast, jobs)
+            yield from self.engine.clients(broadcast, tasks)
             return
         start = time.perf_counter()
-        yield done(self.worker, cast, jobs[0])
+        yield carried_out(self.worker, broadcast, tasks[0])
         first = time.perf_counter() - start
-        self._decided = cast.round > 1
-        work = first * (len(jobs) if len(jobs) > 1 else 0) + self._evaluation
+        self._decided = broadcast.round > 1
+        work = first * (len(tasks) if len(tasks) > 1 else 0) + self._evaluation
         if self._decided and work > _TOO_SHORT:
             self.engine = Local(self.work, self.worker, self.workers)
-        yield from self.engine.clients(cast, jobs[1:])
+        yield from self.engine.clients(broadcast, tasks[1:])
 
     def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
         """Evaluate a server model."""
@@ -47,6 +49,11 @@ class Auto:
         pending = self.engine.evaluate(x, buffers)
         self._evaluation = time.perf_counter() - start
         return pending
+
+    @property
+    def eager(self) -> bool:
+        """As the engine in use."""
+        return self.engine.eager
 
     def close(self) -> None:
         """End the workers, if there are any."""

@@ -22,13 +22,15 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from undrift.engines.arena import Arena, Lodged, shared
-from undrift.engines.base import Lost, Pending, Scores, chunks
-from undrift.errors import ConfigError, RunError
-from undrift.numerics import settle
-from undrift.rule import ClientAt
-from undrift.tree import Packing, Tree, clone, copy_into, leaves, nbytes
-from undrift.worker import Cast, Job, Outcome, Score, Work, Worker
+from undrift.core.numerics import settle
+from undrift.core.tree import Packing, Tree, clone, copy_into, nbytes
+from undrift.core.trouble import describe
+from undrift.engines.serial import carried_out, chunks
+from undrift.engines.shared_memory import Slots, SlotTree, shared_memory
+from undrift.errors import RunError, UndriftError
+from undrift.rounds.engine import Pending, Scores
+from undrift.rounds.messages import Broadcast, ClientTask, Lost, Messages, Outcome
+from undrift.rounds.worker import Score, Work, Worker
 
 _AHEAD = 2
 """Tasks that wait in a worker's pipe, so that it never waits for the next one."""
@@ -40,43 +42,30 @@ _DEATHS = 20
 """More deaths of workers than this end the run."""
 
 
-def outcome_like(work: Work, x: Tensor, buffers: Tensor) -> Tree:
-    """The tensors that a client's round gives back, found by a dry run of the rule's hooks."""
-    state, kept = work.rule.init_server(x), work.rule.init_client(x)
-    at = ClientAt(x, work.rule.down(state, 1), kept, 1.0, 1, 1, lambda: torch.zeros_like(x))
-    at.local = work.rule.start(at)
-    up, kept = work.rule.up(x, at)
-    for path, leaf in leaves({"down": at.down, "up": up, "kept": kept}).items():
-        if leaf.dtype != x.dtype:
-            raise ConfigError(f"rule: {path} is {leaf.dtype}; state and messages must be {x.dtype}, as the model")
-    return {"delta": x, "buffers": buffers, "up": up, "kept": kept}
+class _Memory:
+    """The memory that driver and workers share, and how messages lie in it."""
 
-
-class _Shared:
-    """The memory that driver and workers share, and how trees lie in it."""
-
-    def __init__(self, work: Work, worker: Worker, slots: int) -> None:
+    def __init__(self, work: Work, worker: Worker, count: int) -> None:
         x, buffers = worker.model.weights, worker.model.buffers
-        state = work.rule.init_server(x)
-        self.cast = Packing.of({"x": x, "buffers": buffers, "down": work.rule.down(state, 1)})
-        self.model = Packing.of({"x": x, "buffers": buffers})
-        like = outcome_like(work, x, buffers)
-        kept = like.pop("kept")
-        population = len(work.federation)
-        most = population + min(work.plan.cohort or population, population)  # old memories stay until a round has ended
-        room = min(_ROOM // nbytes(kept), most) if nbytes(kept) else 0
-        self.reserve = 2 * slots + 2  # of those under way: what they kept and what they keep now
-        self.kept = Arena(Packing.of(kept), self.reserve + (room and room + self.reserve), x.dtype)
-        self.outcome = Packing.of(like)
-        self.cast_memory = shared(self.cast.size, x.dtype)
-        self.model_memory = shared(self.model.size, x.dtype)
-        memory = shared(slots * self.outcome.size, x.dtype)
-        self.slots = [self.outcome.unpack(part) for part in memory.view(slots, -1)]
-        self.cast_views = self.cast.unpack(self.cast_memory)
-        self.model_views = self.model.unpack(self.model_memory)
+        messages = Messages.of(work.rule, x, buffers)
+        self.broadcast = _place(messages.down, x.dtype)
+        self.model = _place(Packing.of({"x": x, "buffers": buffers}), x.dtype)
+        self.outcomes = [
+            messages.up.unpack(part) for part in shared_memory(count * messages.up.size, x.dtype).view(count, -1)
+        ]
+        population, each = len(work.federation), nbytes(messages.kept.like)
+        most = population + min(work.plan.cohort or population, population)  # old states stay until a round has ended
+        room = min(_ROOM // each, most) if each else 0
+        self.reserve = 2 * count + 2  # of those under way: what they kept and what they keep now
+        self.states = Slots(messages.kept, self.reserve + (room and room + self.reserve), x.dtype)
 
 
-def _serve(pipe: Connection, work: Work, memory: _Shared) -> None:
+def _place(packing: Packing, dtype: torch.dtype) -> Tree:
+    """A tree in shared memory."""
+    return packing.unpack(shared_memory(packing.size, dtype))
+
+
+def _serve(pipe: Connection, work: Work, memory: _Memory) -> None:
     """A worker's life: take a task, do it, say so."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settle()
@@ -96,11 +85,13 @@ def _serve(pipe: Connection, work: Work, memory: _Shared) -> None:
             else:
                 _, number, evaluation, name, start = task
                 if loaded != evaluation:
-                    worker.model.load(memory.model_views["x"], memory.model_views["buffers"])
+                    worker.model.load(memory.model["x"], memory.model["buffers"])
                     loaded = evaluation
                 answer = worker.evaluate_chunk(sets[name], start)
+        except UndriftError as error:
+            answer = _Failure(str(error))
         except Exception as error:
-            answer = _Failure(f"{type(error).__name__}: {error}")
+            answer = _Failure(f"evaluation: {describe(error)}")
         with contextlib.suppress(OSError):
             pipe.send((number, answer, worker.clock.take()))
 
@@ -110,8 +101,8 @@ class _Posted:
     """A client under way: what it kept so far, and where it puts what it keeps now."""
 
     client: int
-    old: Lodged
-    new: Lodged
+    old: SlotTree
+    new: SlotTree
 
 
 @dataclass(frozen=True)
@@ -121,19 +112,19 @@ class _Failure:
     message: str
 
 
-def _client(worker: Worker, memory: _Shared, slot: int, old: int, new: int, round: int, lr: float, client: int) -> Any:
-    views, place = memory.cast_views, memory.slots[slot]
-    cast = Cast(round, lr, views["x"], views["buffers"], views["down"])
-    out = worker.client(cast, Job(client, memory.kept.at(old)), place["delta"])
+def _client(worker: Worker, memory: _Memory, slot: int, old: int, new: int, round: int, lr: float, client: int) -> Any:
+    place = memory.outcomes[slot]
+    broadcast = Broadcast(round, lr, **memory.broadcast)
+    out = carried_out(worker, broadcast, ClientTask(client, memory.states.at(old)), place["delta"])
     copy_into({"buffers": out.buffers, "up": out.up}, place)
-    copy_into(out.kept, memory.kept.at(new))
+    copy_into(out.kept, memory.states.at(new))
     return out.loss, out.visits, out.steps
 
 
 class _Process:
     """One worker process and the tasks that it has been given."""
 
-    def __init__(self, work: Work, memory: _Shared, others: list[_Process]) -> None:
+    def __init__(self, work: Work, memory: _Memory, others: list[_Process]) -> None:
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
         self.process: ForkProcess = context.Process(
@@ -143,7 +134,7 @@ class _Process:
         theirs.close()
         self.tasks: deque[int] = deque()
 
-    def _begin(self, theirs: Connection, work: Work, memory: _Shared, others: list[_Process]) -> None:
+    def _begin(self, theirs: Connection, work: Work, memory: _Memory, others: list[_Process]) -> None:
         # A forked worker inherits the driver's ends of all pipes; while it holds them, nobody sees an end of file.
         for process in (self, *others):
             process.pipe.close()
@@ -160,11 +151,13 @@ class _Process:
 class Local:
     """A pool of worker processes."""
 
+    eager = False
+
     def __init__(self, work: Work, worker: Worker, workers: int) -> None:
         self.work = work
         self.clock = worker.clock
         self.slot_count = 4 * workers
-        self.memory = _Shared(work, worker, self.slot_count)
+        self.memory = _Memory(work, worker, self.slot_count)
         self.processes: list[_Process] = []
         for _ in range(workers):
             self.processes.append(_Process(work, self.memory, self.processes))
@@ -177,41 +170,41 @@ class Local:
         self._number = 0
         self._evaluation = 0
 
-    def clients(self, cast: Cast, jobs: Sequence[Job]) -> Iterator[Outcome | Lost]:
-        """Carry out a round's jobs on the workers; slots of shared memory are used again as outcomes are taken."""
-        self.memory.cast.pack({"x": cast.x, "buffers": cast.buffers, "down": cast.down}, self.memory.cast_memory)
-        held = WeakValueDictionary[int, Lodged]()
+    def clients(self, broadcast: Broadcast, tasks: Sequence[ClientTask]) -> Iterator[Outcome | Lost]:
+        """Carry out a round's tasks on the workers; slots of shared memory are used again as outcomes are taken."""
+        copy_into(broadcast.tree(), self.memory.broadcast)
+        held = WeakValueDictionary[int, SlotTree]()
         numbers: list[int] = []
-        for position, job in enumerate(jobs):
-            while len(numbers) < min(len(jobs), position + self.slot_count):
-                numbers.append(self._post(cast, jobs[len(numbers)], len(numbers) % self.slot_count, held))
+        for position, task in enumerate(tasks):
+            while len(numbers) < min(len(tasks), position + self.slot_count):
+                numbers.append(self._post(broadcast, tasks[len(numbers)], len(numbers) % self.slot_count, held))
             loss, visits, steps = self._wait_for(numbers[position])
-            place = self.memory.slots[position % self.slot_count]
+            place = self.memory.outcomes[position % self.slot_count]
             kept = self._posted.pop(numbers[position]).new
-            if position == len(jobs) - 1:
+            if position == len(tasks) - 1:
                 self._hand_out_chunks()
             yield Outcome(
-                job.client, place["delta"], place["buffers"], place["up"], self._room_for(kept), loss, visits, steps
+                task.client, place["delta"], place["buffers"], place["up"], self._room_for(kept), loss, visits, steps
             )
 
-    def _post(self, cast: Cast, job: Job, slot: int, held: WeakValueDictionary[int, Lodged]) -> int:
-        kept = self.memory.kept
-        old = held.get(id(job.kept)) or kept.hold(job.kept)  # clients that are new share one memory
-        held[id(job.kept)], new = old, kept.lodge()
-        number = self._new(("client", slot, old.place, new.place, cast.round, cast.lr, job.client))
-        self._posted[number] = _Posted(job.client, old, new)
+    def _post(self, broadcast: Broadcast, task: ClientTask, slot: int, held: WeakValueDictionary[int, SlotTree]) -> int:
+        states = self.memory.states
+        old = held.get(id(task.kept)) or states.hold(task.kept)  # clients that are new share one state
+        held[id(task.kept)], new = old, states.allocate()
+        number = self._new(("client", slot, old.number, new.number, broadcast.round, broadcast.lr, task.client))
+        self._posted[number] = _Posted(task.client, old, new)
         self._urgent.append(number)
         self._feed()
         return number
 
-    def _room_for(self, kept: Lodged) -> Tree:
+    def _room_for(self, kept: SlotTree) -> Tree:
         """What a client keeps, out of shared memory where that is needed for the clients to come."""
-        return kept if len(self.memory.kept.free) > self.memory.reserve else clone(kept)
+        return kept if len(self.memory.states.free) > self.memory.reserve else clone(kept)
 
     def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
         """Queue an evaluation behind the clients' work."""
         self._evaluation += 1
-        self.memory.model.pack({"x": x, "buffers": buffers}, self.memory.model_memory)
+        copy_into({"x": x, "buffers": buffers}, self.memory.model)
         pieces = [(name, self._new(("chunk", self._evaluation, name, start))) for name, start in chunks(self.work)]
         self._spare.extend(number for _, number in pieces)
         self._feed()
@@ -265,8 +258,7 @@ class Local:
         self._tasks.pop(number)
         answer = self._done.pop(number)
         if isinstance(answer, _Failure):
-            posted = self._posted.get(number)
-            raise RunError(f"{f'client {posted.client}' if posted else 'evaluation'}: {answer.message}")
+            raise RunError(answer.message)
         return answer
 
     def _receive(self, process: _Process) -> None:

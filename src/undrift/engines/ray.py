@@ -24,15 +24,17 @@ from numpy.typing import NDArray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
-from undrift.config import EngineConfig
-from undrift.engines.base import Engine, Lost, Pending, Scores, chunks, done
-from undrift.engines.local import outcome_like
+from undrift.core.numerics import settle
+from undrift.core.tree import Packing, Tree, clone, copy_into
+from undrift.core.trouble import describe
+from undrift.data.dataset import laid_out
+from undrift.data.federation import Pair
+from undrift.engines.serial import carried_out, chunks
 from undrift.errors import ConfigError, RunError, UndriftError
-from undrift.federation import Pair
-from undrift.numerics import settle
-from undrift.split.remote import ActorLostError
-from undrift.tree import Packing, clone, copy_into
-from undrift.worker import Cast, Job, Outcome, Score, Work, Worker
+from undrift.rounds.engine import Engine, Pending, Scores
+from undrift.rounds.messages import Broadcast, ClientTask, Lost, Messages, Outcome
+from undrift.rounds.split.parties import ActorLostError
+from undrift.rounds.worker import Score, Work, Worker
 
 _RETRIES = 20
 """A task whose workers die more often than this ends the run."""
@@ -50,7 +52,7 @@ def read_only(array: Array) -> Tensor:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A tensor as an array that Ray can map instead of copying: images lie there in channels-last order."""
+    """A tensor as an array that Ray can map instead of copying; it comes out laid out as it went in."""
 
     array: Array
     images: bool
@@ -63,7 +65,7 @@ class _Stored:
 
     def tensor(self) -> Tensor:
         tensor = read_only(self.array)
-        return tensor.permute(0, 3, 1, 2) if self.images else tensor
+        return laid_out(tensor.permute(0, 3, 1, 2) if self.images else tensor)
 
 
 _StoredPair = tuple[_Stored, _Stored]
@@ -114,7 +116,7 @@ class _Site:
         settle()
         self.worker = Worker(parcel.open())
         self.sets = self.worker.work.evaluated()
-        self.packings = Packings.of(self.worker)
+        self.messages = messages_of(self.worker)
 
     @staticmethod
     def of(parcels: list[Any]) -> _Site:
@@ -129,50 +131,38 @@ class _Site:
         return read_only(array).to(self.worker.work.device)
 
 
-@dataclass(frozen=True)
-class Packings:
-    """How the messages of a run lie in flat vectors; both ends find it out by themselves."""
-
-    cast: Packing
-    kept: Packing
-    outcome: Packing
-
-    @staticmethod
-    def of(worker: Worker) -> Packings:
-        """The packings of the run that this worker is for."""
-        x, buffers, rule = worker.model.weights, worker.model.buffers, worker.work.rule
-        down = rule.down(rule.init_server(x), 1)
-        return Packings(
-            Packing.of({"x": x, "buffers": buffers, "down": down}),
-            Packing.of(rule.init_client(x)),
-            Packing.of(outcome_like(worker.work, x, buffers)),
-        )
+def messages_of(worker: Worker) -> Messages:
+    """The messages of the run that this worker is for; both ends find them out by themselves."""
+    return Messages.of(worker.work.rule, worker.model.weights, worker.model.buffers)
 
 
-def _packed(packing: Packing, tree: dict[str, Any], dtype: torch.dtype) -> Array:
+def _packed(packing: Packing, tree: Tree, dtype: torch.dtype) -> Array:
     vector = torch.empty(packing.size, dtype=dtype)
     packing.pack(tree, vector)
     return vector.numpy()
 
 
 def _clients(
-    parcels: list[Any], cast: Array, round: int, lr: float, clients: list[int], kept: Array
-) -> tuple[Array, list[tuple[float, int, int]]]:
-    """Some clients' rounds, one after the other, at a worker."""
+    parcels: list[Any], sent: Array, round: int, lr: float, clients: list[int], states: Array
+) -> tuple[Array, Array, list[tuple[float, int, int]]]:
+    """Some clients' rounds, one after the other, at a worker: what comes up, what they keep, and numbers."""
     site = _Site.of(parcels)
-    sent = site.packings.cast.unpack(site.vector(cast))
-    down = Cast(round, lr, sent["x"], sent["buffers"], sent["down"])
-    vectors = torch.empty((len(clients), site.packings.outcome.size), dtype=sent["x"].dtype)
+    messages = site.messages
+    broadcast = Broadcast(round, lr, **messages.down.unpack(site.vector(sent)))
+    dtype = broadcast.x.dtype
+    ups = torch.empty((len(clients), messages.up.size), dtype=dtype)
+    kept = torch.empty((len(clients), messages.kept.size), dtype=dtype)
     facts = []
-    for client, vector, memory in zip(clients, vectors, site.vector(kept), strict=True):
-        place = site.packings.outcome.unpack(vector)
-        here = place["delta"] if sent["x"].is_cpu else None
-        out = done(site.worker, down, Job(client, site.packings.kept.unpack(memory)), here)
-        copy_into({"buffers": out.buffers, "up": out.up, "kept": out.kept}, place)
+    for client, up, new, old in zip(clients, ups, kept, site.vector(states), strict=True):
+        place = messages.up.unpack(up)
+        here = place["delta"] if broadcast.x.is_cpu else None
+        out = carried_out(site.worker, broadcast, ClientTask(client, messages.kept.unpack(old)), here)
+        copy_into({"buffers": out.buffers, "up": out.up}, place)
         if here is None:
             place["delta"].copy_(out.delta)
+        messages.kept.pack(out.kept, new)
         facts.append((out.loss, out.visits, out.steps))
-    return vectors.numpy(), facts
+    return ups.numpy(), kept.numpy(), facts
 
 
 def _evaluate(parcels: list[Any], model: Array, pieces: list[tuple[str, int]]) -> list[Score]:
@@ -243,9 +233,11 @@ class Cluster:
 class Ray:
     """Tasks on a Ray cluster."""
 
+    eager = False
+
     def __init__(self, work: Work, worker: Worker, workers: int | None, cluster: Cluster) -> None:
         self.worker, self.work = worker, work
-        self.packings = Packings.of(worker)
+        self.messages = messages_of(worker)
         self._parcels: list[Any] = []
         self.owned = cluster.join(workers)
         try:
@@ -260,25 +252,25 @@ class Ray:
         task: Any = ray.remote(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus_per_worker, max_retries=_RETRIES)
         self._clients, self._evaluate = task(_clients), task(_evaluate)
 
-    def clients(self, cast: Cast, jobs: Sequence[Job]) -> Iterator[Outcome | Lost]:
-        """Carry out a round's jobs; never much further ahead than the outcomes that were taken."""
-        tree = {"x": cast.x, "buffers": cast.buffers, "down": cast.down}
-        sent = ray.put(_packed(self.packings.cast, tree, cast.x.dtype))
-        groups = self._groups(jobs)
+    def clients(self, broadcast: Broadcast, tasks: Sequence[ClientTask]) -> Iterator[Outcome | Lost]:
+        """Carry out a round's tasks; never much further ahead than the outcomes that were taken."""
+        sent = ray.put(_packed(self.messages.down, broadcast.tree(), broadcast.x.dtype))
+        groups = self._groups(tasks)
         refs: list[Any] = []
         for position, group in enumerate(groups):
             while not self._ready(refs, position, len(groups)):
-                refs.append(self._post(sent, cast, groups[len(refs)]))
+                refs.append(self._post(sent, broadcast, groups[len(refs)]))
             yield from self._outcomes(group, refs[position])
             refs[position] = None
 
-    def _groups(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
-        """The jobs of one task each: a worker waits some milliseconds between tasks, so there are few in a round."""
-        most = max(1, _RETURNED // (self.packings.outcome.size * self.worker.model.weights.element_size()))
-        count = self.workers * min(4, max(1, len(jobs) // (5 * self.workers)))
-        count = min(len(jobs), max(count, -(-len(jobs) // most)))
-        edges = [position * len(jobs) // count for position in range(count + 1)]
-        return [jobs[start:end] for start, end in pairwise(edges)]
+    def _groups(self, tasks: Sequence[ClientTask]) -> list[Sequence[ClientTask]]:
+        """Clients that are one task for Ray: a worker waits some milliseconds between tasks, so they are few."""
+        each = (self.messages.up.size + self.messages.kept.size) * self.worker.model.weights.element_size()
+        most = max(1, _RETURNED // each)
+        count = self.workers * min(4, max(1, len(tasks) // (5 * self.workers)))
+        count = min(len(tasks), max(count, -(-len(tasks) // most)))
+        edges = [position * len(tasks) // count for position in range(count + 1)]
+        return [tasks[start:end] for start, end in pairwise(edges)]
 
     def _ready(self, refs: list[Any], position: int, count: int) -> bool:
         """Waits until the outcome at ``position`` is there (true), or until another task may be posted (false)."""
@@ -293,17 +285,18 @@ class Ray:
                 return False
             ray.wait(open_, num_returns=1, fetch_local=False)
 
-    def _post(self, sent: Any, cast: Cast, group: Sequence[Job]) -> Any:
-        kept = np.stack([_packed(self.packings.kept, job.kept, cast.x.dtype) for job in group])
-        return self._clients.remote(self._parcels, sent, cast.round, cast.lr, [job.client for job in group], kept)
+    def _post(self, sent: Any, broadcast: Broadcast, group: Sequence[ClientTask]) -> Any:
+        states = np.stack([_packed(self.messages.kept, task.kept, broadcast.x.dtype) for task in group])
+        clients = [task.client for task in group]
+        return self._clients.remote(self._parcels, sent, broadcast.round, broadcast.lr, clients, states)
 
-    def _outcomes(self, group: Sequence[Job], ref: Any) -> Iterator[Outcome]:
-        vectors, facts = self._get(ref, f"client{'s' * (len(group) > 1)} {', '.join(str(job.client) for job in group)}")
-        for job, vector, (loss, visits, steps) in zip(group, vectors, facts, strict=True):
+    def _outcomes(self, group: Sequence[ClientTask], ref: Any) -> Iterator[Outcome]:
+        who = f"client{'s' * (len(group) > 1)} {', '.join(str(task.client) for task in group)}"
+        for task, up, kept, (loss, visits, steps) in zip(group, *self._get(ref, who), strict=True):
+            tree = self.messages.up.unpack(read_only(up).to(self.work.device))
             # What is kept gets memory of its own: a view would hold the object store's for as long as it lives.
-            tree = self.packings.outcome.unpack(read_only(vector).to(self.work.device))
-            kept = clone(tree["kept"])
-            yield Outcome(job.client, tree["delta"], tree["buffers"], tree["up"], kept, loss, visits, steps)
+            own = clone(self.messages.kept.unpack(read_only(kept).to(self.work.device)))
+            yield Outcome(task.client, tree["delta"], tree["buffers"], tree["up"], own, loss, visits, steps)
 
     def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
         """Hand out the chunks of an evaluation."""
@@ -328,7 +321,7 @@ class Ray:
         except RayTaskError as error:
             if isinstance(error.cause, UndriftError):  # it says itself where it happened
                 raise RunError(str(error.cause)) from None
-            raise RunError(f"{who}: {type(error.cause).__name__}: {_first_line(error.cause)}") from None
+            raise RunError(f"{who}: {describe(error.cause)}") from None
         except RayError as error:
             raise RunError(f"{who}: {type(error).__name__}: {_first_line(error)}") from None
 
@@ -354,7 +347,7 @@ class Ray:
             # An actor that was to use another's result fails with the other's end.
             if isinstance(error.cause, RayActorError | ObjectLostError):
                 raise ActorLostError(_first_line(error)) from None
-            raise RunError(f"split round: {type(error.cause).__name__}: {_first_line(error.cause)}") from None
+            raise RunError(f"split round: {describe(error.cause)}") from None
 
     def end(self, actors: Sequence[Any]) -> None:
         """End actors."""
@@ -368,10 +361,10 @@ class Ray:
             ray.shutdown()
 
 
-def ray_engine(settings: EngineConfig) -> Cluster:
-    """What makes the engine of a configuration."""
-    _probe(settings.address)
-    return Cluster(settings.address, settings.cpus_per_worker, settings.gpus_per_worker)
+def ray_engine(address: str | None, cpus_per_worker: float, gpus_per_worker: float) -> Cluster:
+    """What makes the engine of a run; an address where nobody listens is refused at once."""
+    _probe(address)
+    return Cluster(address, cpus_per_worker, gpus_per_worker)
 
 
 def _probe(address: str | None) -> None:

@@ -12,9 +12,10 @@ from undrift.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from undrift.federation import Federation, Pair
-    from undrift.round import Server
-    from undrift.worker import Outcome, Worker
+    from undrift.data.federation import Federation, Pair
+    from undrift.rounds.messages import Outcome
+    from undrift.rounds.server_step import Server
+    from undrift.rounds.worker import Worker
 
 Record = dict[str, Any]
 
@@ -54,15 +55,8 @@ class Periodic:
     @contextmanager
     def loaded(self, x: Tensor, buffers: Tensor) -> Iterator[None]:
         """The run's model with other weights, in evaluation mode; everything is put back afterwards."""
-        model = self.worker.model
-        before, training = (model.weights.clone(), model.buffers.clone()), model.module.training
-        model.load(x, buffers)
-        self.worker.mode(training=False)
-        try:
+        with self.worker.loaded(x, buffers), self.worker.evaluating():
             yield
-        finally:
-            model.load(*before)
-            self.worker.mode(training)
 
     @property
     def federation(self) -> Federation:

@@ -22,15 +22,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from undrift.core.streams import stream
 from undrift.data.dataset import rows
 from undrift.errors import ConfigError
 from undrift.measure.base import Periodic, Record
-from undrift.streams import stream
 
 if TYPE_CHECKING:
-    from undrift.federation import Pair
-    from undrift.round import Server
-    from undrift.worker import Outcome, Worker
+    from undrift.data.federation import Pair
+    from undrift.rounds.messages import Outcome
+    from undrift.rounds.server_step import Server
+    from undrift.rounds.worker import Worker
 
 BATCH = 64
 

@@ -14,9 +14,9 @@ from undrift.data.dataset import rows
 from undrift.measure.base import Periodic, Record
 
 if TYPE_CHECKING:
-    from undrift.federation import Pair
-    from undrift.round import Server
-    from undrift.worker import Worker
+    from undrift.data.federation import Pair
+    from undrift.rounds.server_step import Server
+    from undrift.rounds.worker import Worker
 
 BATCH = 200
 

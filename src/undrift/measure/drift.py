@@ -20,9 +20,9 @@ from torch import Tensor
 from undrift.measure.base import Periodic, Record
 
 if TYPE_CHECKING:
-    from undrift.round import Server
-    from undrift.vector import Layer
-    from undrift.worker import Outcome
+    from undrift.core.vector import Layer
+    from undrift.rounds.messages import Outcome
+    from undrift.rounds.server_step import Server
 
 
 def ratio(above: float, below: float) -> float | None:
@@ -96,6 +96,9 @@ class Updates(Periodic):
             cosine = float(units.dot(mean)) / (moved * float(mean.norm()))
         return {
             "updates": {
-                "cosine": cosine, "norm": sum(norms) / len(norms), "norm_min": min(norms), "norm_max": max(norms),
+                "cosine": cosine,
+                "norm": sum(norms) / len(norms),
+                "norm_min": min(norms),
+                "norm_max": max(norms),
             }
-        }  # fmt: skip
+        }

@@ -24,9 +24,9 @@ from torch import Tensor
 from undrift.measure.base import Periodic, Record
 
 if TYPE_CHECKING:
-    from undrift.federation import Pair
-    from undrift.round import Server
-    from undrift.worker import Work, Worker
+    from undrift.data.federation import Pair
+    from undrift.rounds.server_step import Server
+    from undrift.rounds.worker import Work, Worker
 
 
 @dataclass(frozen=True)

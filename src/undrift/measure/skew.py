@@ -18,9 +18,9 @@ from undrift.data.skew import label_counts
 from undrift.measure.base import Periodic, Record
 
 if TYPE_CHECKING:
-    from undrift.federation import Federation
-    from undrift.round import Server
-    from undrift.worker import Worker
+    from undrift.data.federation import Federation
+    from undrift.rounds.server_step import Server
+    from undrift.rounds.worker import Worker
 
 
 @dataclass(frozen=True)

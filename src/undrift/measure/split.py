@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from undrift.core.streams import stream
 from undrift.measure.base import Periodic, Record
 from undrift.measure.gradients import dissimilarity
 from undrift.models.blocks import blocks
-from undrift.plan import batches
-from undrift.rule import KIND, owner_of
-from undrift.split.algorithms import Split
-from undrift.split.halves import blocks_at_client, halve
-from undrift.streams import stream
+from undrift.rounds.plan import batches
+from undrift.rounds.split.parts import blocks_at_client, halve
+from undrift.rules.rule import Owns
+from undrift.rules.split import Split
 
 if TYPE_CHECKING:
-    from undrift.round import Server
-    from undrift.worker import Worker
+    from undrift.rounds.server_step import Server
+    from undrift.rounds.worker import Worker
 
 
 @dataclass
@@ -41,7 +41,7 @@ class SplitVariance(Periodic):
         """Needs the clients' data; finds the clients' part."""
         super().begin(worker)
         self.refuse_remote_data("split_variance")
-        module, algorithm = worker.model.module, owner_of(worker.work.rule, KIND)
+        module, algorithm = worker.model.module, worker.work.rule.owner_of(Owns.ROUND_KIND)
         if isinstance(algorithm, Split) and isinstance(module, nn.Sequential):
             self.size = halve(worker.model, algorithm.cut).size
             self.blocks = blocks_at_client(module, algorithm.cut)

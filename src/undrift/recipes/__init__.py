@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from undrift.config import nearest
+from undrift.core.words import nearest
 from undrift.errors import ConfigError
 from undrift.recipes import beyond, fedadc, fedpvr, fsl, fsl_conference, minibatch_sfl
 from undrift.recipes.recipe import Arm, Recipe, Tuning

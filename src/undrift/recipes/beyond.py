@@ -24,7 +24,9 @@ def _arm(algorithm: str, settings: Settings, own: Mapping[str, tuple[Any, ...]],
 
 
 COMBINATIONS = Recipe(
-    "beyond-fsl-table-1", "beyond the papers", "set-up of FSL table I",
+    "beyond-fsl-table-1",
+    "beyond the papers",
+    "set-up of FSL table I",
     "CIFAR-10, 1000 clients with 2 classes each, n_0=500: combinations with server learning",
     MANY_CIFAR,
     (
@@ -37,7 +39,8 @@ COMBINATIONS = Recipe(
         _arm("feddyn+fsl", {"algorithm.feddyn.alpha": 0.1, **_FALLS}, _ALPHA, "feddyn+fsl, gamma falls"),
     ),
     (HALF, ENDED),
-    seeds=3, tuning=Tuning(rounds=100),
+    seeds=3,
+    tuning=Tuning(rounds=100),
     notes=(
         "The paper's column holds its best line, FSL with n_0=500; no paper tried these combinations.",
         "feddyn+fsl: FedDyn's h adds up the clients' moves away from the server's model. Under server learning these "
@@ -45,6 +48,6 @@ COMBINATIONS = Recipe(
         "The line in which gamma falls (times .1 after rounds 20 and 40) stops server learning before h has grown.",
         "Rolling accuracy, one evaluation every 10 rounds.",
     ),
-)  # fmt: skip
+)
 
 RECIPES = (COMBINATIONS,)

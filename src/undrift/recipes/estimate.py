@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from undrift import models
-from undrift.batch import Planned
-from undrift.config import Config
-from undrift.data.dataset import channels_last
-from undrift.numerics import settled
+from undrift.core.numerics import settled
+from undrift.core.vector import FlatModel
+from undrift.data.dataset import laid_out
+from undrift.experiment.config import Config
+from undrift.experiment.run_many import Planned
 from undrift.recipes.recipe import Recipe
 from undrift.recipes.run import Options, arms_of, fixed_for, planned
 from undrift.recipes.scale import samples_of
 from undrift.recipes.standin import FORMS
-from undrift.vector import FlatModel
 
 TEST_SAMPLES = {"emnist": 18_800, "stl10": 8_000, "digits": 355}
 EVAL_BATCH = 20
@@ -36,8 +36,10 @@ def planned_runs(recipe: Recipe, options: Options) -> list[Planned]:
         if options.tune and arm.tuned_with is None:
             for key, values in arm.sweep.items():
                 if key not in given and len(values) > 1:
-                    runs += [planned(recipe, options, arm, {**start, key: v}, recipe.tuning.seed, tuning=True)
-                             for v in values]  # fmt: skip
+                    runs += [
+                        planned(recipe, options, arm, {**start, key: v}, recipe.tuning.seed, tuning=True)
+                        for v in values
+                    ]
         runs += [planned(recipe, options, arm, start, seed) for seed in range(options.seeds or recipe.seeds)]
     return list({run.out: run for run in runs}.values())
 
@@ -98,7 +100,7 @@ def _time_step(net: nn.Module, form: tuple[int, int, int], batch: int) -> float:
 
 def _step_seconds(net: nn.Module, form: tuple[int, int, int], batch: int) -> float:
     size, channels, classes = form
-    x = channels_last(torch.randn(batch, channels, size, size))
+    x = laid_out(torch.randn(batch, channels, size, size))
     y = torch.randint(classes, (batch,))
     net.train()
     return _best_of(lambda: torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters())))
@@ -106,7 +108,7 @@ def _step_seconds(net: nn.Module, form: tuple[int, int, int], batch: int) -> flo
 
 def _time_eval(net: nn.Module, form: tuple[int, int, int]) -> float:
     size, channels, _ = form
-    x = channels_last(torch.randn(EVAL_BATCH, channels, size, size))
+    x = laid_out(torch.randn(EVAL_BATCH, channels, size, size))
     net.eval()
     with torch.inference_mode():
         return _best_of(lambda: net(x)) / EVAL_BATCH

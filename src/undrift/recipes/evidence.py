@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from undrift.batch import Planned
-from undrift.files import write_json
+from undrift.core.files import write_json
+from undrift.experiment.run_many import Planned
 from undrift.recipes import metrics
 from undrift.recipes.recipe import Arm, Number, Recipe, full_label
 from undrift.recipes.run import Options, Outcome, finished, settings_of
@@ -30,17 +30,32 @@ def evidence_of(outcome: Outcome, command: str) -> Evidence:
     full = settings_of(*_paper_arm(recipe, options, first), {})
     small = settings_of(recipe, options, first, {})
     return {
-        "recipe": recipe.name, "paper": recipe.paper, "where": recipe.where, "title": recipe.title,
-        "date": time.strftime("%Y-%m-%d"), "command": command,
-        "size": recipe.size, "reason": recipe.sizes[recipe.size].reason if recipe.size else None,
-        "scale": options.scale, "scaled": options.labelled_scaled(recipe), "scaling": differences(full, small),
-        "stand_in": options.stand_in, "metrics": list(recipe.metrics),
-        "tuning": {"rounds": recipe.tuning.rounds, "validation": recipe.tuning.validation, "seed": recipe.tuning.seed,
-                   "by": "rolling validation accuracy, one key after another"},
-        "versions": _versions(outcome), "unmeasured": outcome.unmeasured, "notes": list(recipe.notes), "arms": arms,
+        "recipe": recipe.name,
+        "paper": recipe.paper,
+        "where": recipe.where,
+        "title": recipe.title,
+        "date": time.strftime("%Y-%m-%d"),
+        "command": command,
+        "size": recipe.size,
+        "reason": recipe.sizes[recipe.size].reason if recipe.size else None,
+        "scale": options.scale,
+        "scaled": options.labelled_scaled(recipe),
+        "scaling": differences(full, small),
+        "stand_in": options.stand_in,
+        "metrics": list(recipe.metrics),
+        "tuning": {
+            "rounds": recipe.tuning.rounds,
+            "validation": recipe.tuning.validation,
+            "seed": recipe.tuning.seed,
+            "by": "rolling validation accuracy, one key after another",
+        },
+        "versions": _versions(outcome),
+        "unmeasured": outcome.unmeasured,
+        "notes": list(recipe.notes),
+        "arms": arms,
         "missing": [run for arm in arms for run in arm["missing"]],
         "failures": {name: text.splitlines()[0] for name, text in outcome.failures.items()},
-    }  # fmt: skip
+    }
 
 
 def write_evidence(evidence: Evidence, folder: Path) -> Path:
@@ -72,24 +87,30 @@ def _arm(outcome: Outcome, arm: Arm) -> dict[str, Any]:
     chosen = outcome.chosen.get(label)
     made = [_run(outcome.recipe.metrics, run) for run in done]
     return {
-        "label": arm.label, "group": arm.group, "algorithm": arm.algorithm,
-        "setting": dict(chosen.setting) if chosen else {}, "chosen": chosen.how if chosen else MISSING,
+        "label": arm.label,
+        "group": arm.group,
+        "algorithm": arm.algorithm,
+        "setting": dict(chosen.setting) if chosen else {},
+        "chosen": chosen.how if chosen else MISSING,
         "tried": chosen.tried if chosen else [],
         "configuration": _without_places(done[0].config.complete()) if done else None,
-        "paper": dict(arm.paper), "runs": made,
+        "paper": dict(arm.paper),
+        "runs": made,
         "missing": [run.name for run in runs if run not in done] or ([label] if not runs else []),
         "ours": {m: spread([run["metrics"].get(m) for run in made]) for m in outcome.recipe.metrics if not compared(m)},
-    }  # fmt: skip
+    }
 
 
 def _run(names: Sequence[str], run: Planned) -> dict[str, Any]:
     plain = {(compared(name) or ("", "", name))[2] for name in names}
     summary = json.loads((run.out / "summary.json").read_text())
     return {
-        "seed": run.config.seed, "metrics": {name: metrics.value(name, run.out) for name in sorted(plain)},
-        "measured": metrics.measured(run.out), "seconds": round(summary["seconds"], 1),
+        "seed": run.config.seed,
+        "metrics": {name: metrics.value(name, run.out) for name in sorted(plain)},
+        "measured": metrics.measured(run.out),
+        "seconds": round(summary["seconds"], 1),
         "curve": metrics.curve(run.out),
-    }  # fmt: skip
+    }
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
@@ -98,9 +119,11 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
     if not there:
         return {"mean": None, "std": None, "seeds": len(values), "without": len(values)}
     return {
-        "mean": statistics.fmean(there), "std": statistics.stdev(there) if len(there) > 1 else 0.0,
-        "seeds": len(values), "without": len(values) - len(there),
-    }  # fmt: skip
+        "mean": statistics.fmean(there),
+        "std": statistics.stdev(there) if len(there) > 1 else 0.0,
+        "seeds": len(values),
+        "without": len(values) - len(there),
+    }
 
 
 def compared(metric: str) -> tuple[str, str, str] | None:
@@ -116,8 +139,12 @@ def _add_comparisons(names: Sequence[str], arms: Sequence[dict[str, Any]]) -> No
         if (parts := compared(name)) is None:
             continue
         kind, other, plain = parts
-        base = {(arm["group"], run["seed"]): run["metrics"].get(plain)
-                for arm in arms if arm["label"] == other for run in arm["runs"]}  # fmt: skip
+        base = {
+            (arm["group"], run["seed"]): run["metrics"].get(plain)
+            for arm in arms
+            if arm["label"] == other
+            for run in arm["runs"]
+        }
         for arm in arms:
             pairs = [(run["metrics"].get(plain), base.get((arm["group"], run["seed"]))) for run in arm["runs"]]
             arm["ours"][name] = spread([_against(kind, a, b) for a, b in pairs])

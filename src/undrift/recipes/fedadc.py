@@ -11,9 +11,16 @@ BASE: dict[str, Any] = {
     "data": {"name": "cifar10"},
     "partition": {"scheme": "shards", "clients": 100, "shards": 2},
     "model": {"name": "cnn-adc"},
-    "train": {"rounds": 500, "cohort": 20, "local_steps": 8, "batch_size": 64, "lr": 0.05, "weight_decay": 4e-4,
-              "eval_every": 5},
-}  # fmt: skip
+    "train": {
+        "rounds": 500,
+        "cohort": 20,
+        "local_steps": 8,
+        "batch_size": 64,
+        "lr": 0.05,
+        "weight_decay": 4e-4,
+        "eval_every": 5,
+    },
+}
 RATES, BETAS = (0.01, 0.025, 0.05, 0.1), (0.6, 0.7, 0.8, 0.9)
 TARGET = "rounds_to_raw:0.6"
 
@@ -40,14 +47,40 @@ _NOTES = (
     "The paper's claim: above 80 % within 500 rounds for every s, ahead of SlowMo and FedAvg, more so as s falls.",
     "Rolling accuracy, one evaluation every 5 rounds. The network's widths are our reading of '4 conv, 4 dense'.",
 )
-_SMALL = {"small": Size(
-    "cnn-cifar has a seventeenth of cnn-adc's arithmetic; clients, cohort, steps, batch and rounds are the paper's.",
-    {"model.name": "cnn-cifar"}, seeds=1)}  # fmt: skip
+_SMALL = {
+    "small": Size(
+        "cnn-cifar has a seventeenth of cnn-adc's arithmetic; all else is the paper's.",
+        {"model.name": "cnn-cifar"},
+        seeds=1,
+    )
+}
 _METRICS = ("rolling_accuracy", TARGET, f"ratio:FedAvg:{TARGET}")
 
 RECIPES = (
-    Recipe("fedadc-figure-1", PAPER, "figure 1", "CIFAR-10, 100 clients with 2 shards each", BASE, _arms((2,)),
-           _METRICS, seeds=10, tuning=Tuning(rounds=50), notes=_NOTES, sizes=_SMALL),
-    Recipe("fedadc-figure-2", PAPER, "figure 2", "CIFAR-10, 100 clients with 3 and 4 shards each", BASE, _arms((3, 4)),
-           _METRICS, seeds=10, tuning=Tuning(rounds=50), notes=_NOTES, sizes=_SMALL),
-)  # fmt: skip
+    Recipe(
+        "fedadc-figure-1",
+        PAPER,
+        "figure 1",
+        "CIFAR-10, 100 clients with 2 shards each",
+        BASE,
+        _arms((2,)),
+        _METRICS,
+        seeds=10,
+        tuning=Tuning(rounds=50),
+        notes=_NOTES,
+        sizes=_SMALL,
+    ),
+    Recipe(
+        "fedadc-figure-2",
+        PAPER,
+        "figure 2",
+        "CIFAR-10, 100 clients with 3 and 4 shards each",
+        BASE,
+        _arms((3, 4)),
+        _METRICS,
+        seeds=10,
+        tuning=Tuning(rounds=50),
+        notes=_NOTES,
+        sizes=_SMALL,
+    ),
+)

@@ -39,8 +39,12 @@ ACCURACY: dict[tuple[str, str], tuple[tuple[float, float], ...]] = {
     ("CIFAR-100", "VGG-11"): ((34.3, 45.0), (35.0, 43.2), (43.4, 50.6), (43.8, 45.2), (43.5, 58.0)),
     ("CIFAR-100", "ResNet-8"): ((38.8, 47.0), (42.0, 47.2), (43.8, 52.3), (36.4, 48.1), (43.5, 52.3)),
 }
-CENTRAL = {("CIFAR-10", "VGG-11"): 87.5, ("CIFAR-10", "ResNet-8"): 83.4,
-           ("CIFAR-100", "VGG-11"): 56.3, ("CIFAR-100", "ResNet-8"): 56.8}  # fmt: skip
+CENTRAL = {
+    ("CIFAR-10", "VGG-11"): 87.5,
+    ("CIFAR-10", "ResNet-8"): 83.4,
+    ("CIFAR-100", "VGG-11"): 56.3,
+    ("CIFAR-100", "ResNet-8"): 56.8,
+}
 SENT = {"FedAvg": 2, "FedProx": 2, "SCAFFOLD": 4, "FedDyn": 2}
 PVR_SENT = {"VGG-11": 2.1, "ResNet-8": 2.02}
 _NOTES = (
@@ -55,17 +59,33 @@ def _arm(data: str, alpha: float, model: str, method: str, paper: Mapping[str, N
     name, layers = MODELS[model]
     more = {"algorithm.fedpvr.layers": layers} if method == "FedPVR" else {}
     place = {"data.name": DATA[data][0], "partition.alpha": alpha, "model.name": name, "train.lr": 0.1}
-    return Arm(method, algorithm, {**place, **settings, **more}, {"train.lr": RATES, **sweep}, paper,
-               f"{data} {model} alpha={alpha}")  # fmt: skip
+    return Arm(
+        method,
+        algorithm,
+        {**place, **settings, **more},
+        {"train.lr": RATES, **sweep},
+        paper,
+        f"{data} {model} alpha={alpha}",
+    )
 
 
 def _table_2(data: str) -> tuple[Arm, ...]:
     target = f"rounds_to_raw:{0.66 if data == 'CIFAR-10' else 0.44}"
     return tuple(
-        _arm(data, alpha, model, method, {target: ROUNDS[data, model][row][column],
-                                          f"ratio:FedAvg:{target}": _ratio(ROUNDS[data, model], row, column)})
-        for model in MODELS for column, alpha in enumerate(DATA[data][1]) for row, method in enumerate(METHODS)
-    )  # fmt: skip
+        _arm(
+            data,
+            alpha,
+            model,
+            method,
+            {
+                target: ROUNDS[data, model][row][column],
+                f"ratio:FedAvg:{target}": _ratio(ROUNDS[data, model], row, column),
+            },
+        )
+        for model in MODELS
+        for column, alpha in enumerate(DATA[data][1])
+        for row, method in enumerate(METHODS)
+    )
 
 
 def _ratio(rows: tuple[tuple[Number, Number], ...], row: int, column: int) -> float | None:
@@ -75,15 +95,32 @@ def _ratio(rows: tuple[tuple[Number, Number], ...], row: int, column: int) -> fl
 
 def _table_3(data: str) -> tuple[Arm, ...]:
     arms = [
-        _arm(data, alpha, model, method,
-             {"final_accuracy": round(ACCURACY[data, model][row][column] / 100, 4),
-              "models_a_round": PVR_SENT[model] if method == "FedPVR" else SENT[method]})
-        for model in MODELS for column, alpha in enumerate(DATA[data][1]) for row, method in enumerate(METHODS)
-    ]  # fmt: skip
+        _arm(
+            data,
+            alpha,
+            model,
+            method,
+            {
+                "final_accuracy": round(ACCURACY[data, model][row][column] / 100, 4),
+                "models_a_round": PVR_SENT[model] if method == "FedPVR" else SENT[method],
+            },
+        )
+        for model in MODELS
+        for column, alpha in enumerate(DATA[data][1])
+        for row, method in enumerate(METHODS)
+    ]
     for model, (name, _) in MODELS.items():
         place = {"data.name": DATA[data][0], "model.name": name, "train.lr": 0.05, "partition.scheme": "iid"}
-        arms.append(Arm("centralised", "centralised", place, {"train.lr": (0.01, 0.05, 0.1)},
-                        {"final_accuracy": round(CENTRAL[data, model] / 100, 4)}, f"{data} {model}"))  # fmt: skip
+        arms.append(
+            Arm(
+                "centralised",
+                "centralised",
+                place,
+                {"train.lr": (0.01, 0.05, 0.1)},
+                {"final_accuracy": round(CENTRAL[data, model] / 100, 4)},
+                f"{data} {model}",
+            )
+        )
     return tuple(arms)
 
 
@@ -99,9 +136,11 @@ def _plain(alphas: tuple[float, ...], methods: tuple[str, ...], model: str = "VG
 _STARTS = tuple(
     Arm(f"last {layers} layers", "fedpvr", {"model.name": "vgg11", "train.lr": 0.1, "algorithm.fedpvr.layers": layers})
     for layers in (1, 2, 3, 5, 7, 9, 11)
-)  # fmt: skip
-_TARGETS = {"CIFAR-10": ("rounds_to_raw:0.66", "ratio:FedAvg:rounds_to_raw:0.66"),
-            "CIFAR-100": ("rounds_to_raw:0.44", "ratio:FedAvg:rounds_to_raw:0.44")}  # fmt: skip
+)
+_TARGETS = {
+    "CIFAR-10": ("rounds_to_raw:0.66", "ratio:FedAvg:rounds_to_raw:0.66"),
+    "CIFAR-100": ("rounds_to_raw:0.44", "ratio:FedAvg:rounds_to_raw:0.44"),
+}
 
 # fmt: off
 _LESS_DATA = {"data.limit": 10_000, "train.batch_size": 64, "train.local_epochs": 5}
@@ -118,26 +157,65 @@ _SMALL_VGG = {"small": Size(
 
 RECIPES = (
     *(
-        _recipe(f"fedpvr-table-2-{data.lower().replace('-', '')}", "table 2", f"{data}: rounds to an accuracy",
-                _table_2(data), _TARGETS[data])
+        _recipe(
+            f"fedpvr-table-2-{data.lower().replace('-', '')}",
+            "table 2",
+            f"{data}: rounds to an accuracy",
+            _table_2(data),
+            _TARGETS[data],
+        )
         for data in DATA
     ),
     *(
-        _recipe(f"fedpvr-table-3-{data.lower().replace('-', '')}", "table 3",
-                f"{data}: accuracy after 80 rounds, what is sent", _table_3(data),
-                ("final_accuracy", "models_a_round"), rounds=80, sizes=_SMALL_TABLE if data == "CIFAR-10" else {})
+        _recipe(
+            f"fedpvr-table-3-{data.lower().replace('-', '')}",
+            "table 3",
+            f"{data}: accuracy after 80 rounds, what is sent",
+            _table_3(data),
+            ("final_accuracy", "models_a_round"),
+            rounds=80,
+            sizes=_SMALL_TABLE if data == "CIFAR-10" else {},
+        )
         for data in DATA
     ),
-    _recipe("fedpvr-figure-1", "figure 1", "CIFAR-10, VGG-11: accuracy against what was sent",
-            _plain((0.1, 0.5), tuple(METHODS)), ("final_accuracy", "megabytes")),
-    _recipe("fedpvr-figure-2", "figure 2", "CIFAR-10, VGG-11, FedAvg: drift by layer as data become alike",
-            _plain((0.1, 0.5, 1.0, 100.0), ("FedAvg",)), ("final_accuracy", "last:drift.model"),
-            measure={"drift": True}, sizes=_SMALL_VGG),
-    _recipe("fedpvr-figure-3", "figure 3", "CIFAR-10, VGG-11: size of conformal prediction sets",
-            _plain((0.1, 0.5), tuple(METHODS)), ("final_accuracy", "conformal:coverage", "conformal:size")),
-    _recipe("fedpvr-figure-4", "figure 4", "CIFAR-10, VGG-11: drift by layer under each method",
-            _plain((0.1,), ("FedAvg", "SCAFFOLD", "FedPVR")), ("final_accuracy", "last:drift.model"),
-            measure={"drift": True, "cka": True}, sizes=_SMALL_VGG),
-    _recipe("fedpvr-figure-5", "figure 5", "CIFAR-10, VGG-11, alpha=.1: where variance reduction starts", _STARTS,
-            ("final_accuracy", "rounds_to_raw:0.66"), measure={"drift": True}),
-)  # fmt: skip
+    _recipe(
+        "fedpvr-figure-1",
+        "figure 1",
+        "CIFAR-10, VGG-11: accuracy against what was sent",
+        _plain((0.1, 0.5), tuple(METHODS)),
+        ("final_accuracy", "megabytes"),
+    ),
+    _recipe(
+        "fedpvr-figure-2",
+        "figure 2",
+        "CIFAR-10, VGG-11, FedAvg: drift by layer as data become alike",
+        _plain((0.1, 0.5, 1.0, 100.0), ("FedAvg",)),
+        ("final_accuracy", "last:drift.model"),
+        measure={"drift": True},
+        sizes=_SMALL_VGG,
+    ),
+    _recipe(
+        "fedpvr-figure-3",
+        "figure 3",
+        "CIFAR-10, VGG-11: size of conformal prediction sets",
+        _plain((0.1, 0.5), tuple(METHODS)),
+        ("final_accuracy", "conformal:coverage", "conformal:size"),
+    ),
+    _recipe(
+        "fedpvr-figure-4",
+        "figure 4",
+        "CIFAR-10, VGG-11: drift by layer under each method",
+        _plain((0.1,), ("FedAvg", "SCAFFOLD", "FedPVR")),
+        ("final_accuracy", "last:drift.model"),
+        measure={"drift": True, "cka": True},
+        sizes=_SMALL_VGG,
+    ),
+    _recipe(
+        "fedpvr-figure-5",
+        "figure 5",
+        "CIFAR-10, VGG-11, alpha=.1: where variance reduction starts",
+        _STARTS,
+        ("final_accuracy", "rounds_to_raw:0.66"),
+        measure={"drift": True},
+    ),
+)

@@ -21,10 +21,15 @@ FEW_CIFAR: dict[str, Any] = {
     "server_data": {"source": "balanced", "size": 500},
     "model": {"name": "cnn-cifar"},
     "train": {
-        "rounds": 1000, "cohort": 4, "local_epochs": 1, "batch_size": 50, "lr": 0.01, "weighting": "uniform",
+        "rounds": 1000,
+        "cohort": 4,
+        "local_epochs": 1,
+        "batch_size": 50,
+        "lr": 0.01,
+        "weighting": "uniform",
         "eval_every": 10,
     },
-}  # fmt: skip
+}
 FEW_EMNIST: dict[str, Any] = {
     "data": {"name": "emnist", "split": "balanced", "classes": 45},
     "partition": {"scheme": "classes", "clients": 45, "classes": 2},
@@ -76,24 +81,50 @@ _TABLE = {**_FSL, "train.lr": 0.02}
 _TABLE_SWEEP = {"train.lr": RATES, "algorithm.fsl.gamma": GAMMAS}
 
 TABLE_1 = Recipe(
-    "fsl-table-1", PAPER, "table I",
+    "fsl-table-1",
+    PAPER,
+    "table I",
     "CIFAR-10, 1000 clients with 2 classes each: rounds to 50 %, accuracy after 1000 rounds",
     MANY_CIFAR,
     (
         Arm("FSL n_0=500", "fsl", _TABLE, _TABLE_SWEEP, {HALF: 203, ENDED: 0.6144}),
-        Arm("FedDyn", "feddyn", {"train.lr": 0.05, "algorithm.feddyn.alpha": 0.1},
-            {"train.lr": RATES, "algorithm.feddyn.alpha": (0.01, 0.05, 0.1, 0.5)}, {HALF: 502, ENDED: 0.5779}),
-        Arm("FSL n_0=250", "fsl", {**_TABLE, "server_data.contributors": 5}, _TABLE_SWEEP,
-            {HALF: 238, ENDED: 0.5845}, tuned_with="FSL n_0=500"),
-        Arm("FSLsyn n_0=504", "fsl", {**_TABLE, **STL_504}, _TABLE_SWEEP, {HALF: 339, ENDED: 0.5763},
-            tuned_with="FSL n_0=500"),
-        Arm("FSLsyn n_0=720", "fsl", {**_TABLE, **STL_720}, _TABLE_SWEEP, {HALF: 333, ENDED: 0.5835},
-            tuned_with="FSL n_0=500"),
+        Arm(
+            "FedDyn",
+            "feddyn",
+            {"train.lr": 0.05, "algorithm.feddyn.alpha": 0.1},
+            {"train.lr": RATES, "algorithm.feddyn.alpha": (0.01, 0.05, 0.1, 0.5)},
+            {HALF: 502, ENDED: 0.5779},
+        ),
+        Arm(
+            "FSL n_0=250",
+            "fsl",
+            {**_TABLE, "server_data.contributors": 5},
+            _TABLE_SWEEP,
+            {HALF: 238, ENDED: 0.5845},
+            tuned_with="FSL n_0=500",
+        ),
+        Arm(
+            "FSLsyn n_0=504",
+            "fsl",
+            {**_TABLE, **STL_504},
+            _TABLE_SWEEP,
+            {HALF: 339, ENDED: 0.5763},
+            tuned_with="FSL n_0=500",
+        ),
+        Arm(
+            "FSLsyn n_0=720",
+            "fsl",
+            {**_TABLE, **STL_720},
+            _TABLE_SWEEP,
+            {HALF: 333, ENDED: 0.5835},
+            tuned_with="FSL n_0=500",
+        ),
         Arm("FedAvg", "fedavg", {"train.lr": 0.02}, {"train.lr": RATES}),
         Arm("SCAFFOLD", "scaffold", {"train.lr": 0.02, "train.server_lr": "sqrt"}, {"train.lr": RATES}),
     ),
     (HALF, ENDED),
-    seeds=3, tuning=Tuning(rounds=100),
+    seeds=3,
+    tuning=Tuning(rounds=100),
     notes=(
         _ROLLING,
         "The paper's client rate is .01 (FedDyn: .05). Here every method's rate is chosen from .01, .02 and .05.",
@@ -102,7 +133,7 @@ TABLE_1 = Recipe(
         "FedAvg and SCAFFOLD are not in the paper's table; FedAvg has the server rate 1, SCAFFOLD the square root of "
         "the cohort, as server learning has.",
     ),
-)  # fmt: skip
+)
 
 
 def _against_classes(pretrained: bool, gammas: tuple[Any, ...] = _WIDE) -> tuple[Arm, ...]:
@@ -113,11 +144,12 @@ def _against_classes(pretrained: bool, gammas: tuple[Any, ...] = _WIDE) -> tuple
         for c in (1, 2, 5)
         for arm in (
             Arm("FL", "fedavg", {"partition.classes": c}, group=f"C={c}"),
-            Arm("FSL", "fsl", {"partition.classes": c, **_FSL, **start}, {"algorithm.fsl.gamma": gammas},
-                group=f"C={c}"),
+            Arm(
+                "FSL", "fsl", {"partition.classes": c, **_FSL, **start}, {"algorithm.fsl.gamma": gammas}, group=f"C={c}"
+            ),
             Arm("DS", "ds", {"partition.classes": c, **start}, group=f"C={c}"),
         )
-    )  # fmt: skip
+    )
 
 
 def _many(syn: Mapping[str, Any]) -> tuple[Arm, ...]:
@@ -128,21 +160,29 @@ def _many(syn: Mapping[str, Any]) -> tuple[Arm, ...]:
         for arm in (
             Arm("FedAvg", "fedavg", {"partition.classes": c}, group=f"C={c}"),
             Arm("SCAFFOLD", "scaffold", {"partition.classes": c, "train.server_lr": "sqrt"}, group=f"C={c}"),
-            Arm("FedDyn", "feddyn", {"partition.classes": c, "train.lr": 0.05, "algorithm.feddyn.alpha": 0.01},
-                group=f"C={c}"),
+            Arm(
+                "FedDyn",
+                "feddyn",
+                {"partition.classes": c, "train.lr": 0.05, "algorithm.feddyn.alpha": 0.01},
+                group=f"C={c}",
+            ),
             Arm("FSL", "fsl", {"partition.classes": c, **_FSL}, group=f"C={c}"),
             Arm("FSLsyn", "fsl", {"partition.classes": c, **_FSL, **syn}, group=f"C={c}"),
         )
-    )  # fmt: skip
+    )
 
 
 def _incremental(cases: tuple[tuple[int, int], ...]) -> tuple[Arm, ...]:
     return tuple(
-        Arm(label, "fsl", {"partition.classes": c, "train.cohort": s, **_FSL, "algorithm.fsl.incremental": way},
-            group=f"C={c}, S={s}")
+        Arm(
+            label,
+            "fsl",
+            {"partition.classes": c, "train.cohort": s, **_FSL, "algorithm.fsl.incremental": way},
+            group=f"C={c}, S={s}",
+        )
         for c, s in cases
         for label, way in (("FSL (incremental)", True), ("FSL-p (not incremental)", False))
-    )  # fmt: skip
+    )
 
 
 def _recipe(name: str, where: str, title: str, base: Mapping[str, Any], arms: tuple[Arm, ...], **more: Any) -> Recipe:
@@ -151,49 +191,122 @@ def _recipe(name: str, where: str, title: str, base: Mapping[str, Any], arms: tu
 
 
 _SMALL_SERVER = merged(FEW_CIFAR, {"server_data": {"size": 200}})
-_GAMMA_LINES = tuple(
-    Arm(f"gamma={g}", "fsl", {**_FSL, "algorithm.fsl.gamma": g}) for g in ("ds", 0.5, 1.0, 1.5, 2.0)
-)  # fmt: skip
+_GAMMA_LINES = tuple(Arm(f"gamma={g}", "fsl", {**_FSL, "algorithm.fsl.gamma": g}) for g in ("ds", 0.5, 1.0, 1.5, 2.0))
 _RATE_LINES = tuple(
     Arm(label, name, {**settings, "train.lr": lr}, group=f"lr={lr}")
     for lr in (0.005, 0.01, 0.02, 0.05)
     for label, name, settings in (("FL", "fedavg", {}), ("FSL", "fsl", _FSL))
-)  # fmt: skip
+)
 
 RECIPES = (
     TABLE_1,
-    _recipe("fsl-figure-1", "figure 1", "EMNIST, 45 clients: accuracy against classes a client, pre-trained",
-            FEW_EMNIST, _against_classes(True), sizes={"small": Size(
+    _recipe(
+        "fsl-figure-1",
+        "figure 1",
+        "EMNIST, 45 clients: accuracy against classes a client, pre-trained",
+        FEW_EMNIST,
+        _against_classes(True),
+        sizes={
+            "small": Size(
                 "EMNIST-Balanced is not at hand, so the 47-class subset with a third of its images; 200 rounds, after "
                 "which the order of the methods no longer changes; gamma = 1.",
-                {"data.split": "sub47", "train.rounds": 200}, sweep={"algorithm.fsl.gamma": (1.0,)}, seeds=1)}),
-    _recipe("fsl-figure-2", "figure 2", "CIFAR-10, 10 clients: accuracy against classes a client, pre-trained",
-            FEW_CIFAR, _against_classes(True)),
-    _recipe("fsl-figure-5-cifar10", "figure 5", "CIFAR-10, 1000 clients: accuracy against classes a client",
-            MANY_CIFAR, _many(STL_504), notes=(_ROLLING,), sizes={"small": Size(
-                "200 of 1,000 rounds: the methods differ most at first.", {"train.rounds": 200}, seeds=1)}),
-    _recipe("fsl-figure-5-emnist", "figure 5", "EMNIST, 450 clients: accuracy against classes a client",
-            MANY_EMNIST, _many(GLYPHS),
-            notes=(_ROLLING, "FSLsyn's data are rendered characters; `undrift data glyphs` makes the file.")),
-    _recipe("fsl-figure-6-emnist", "figure 6", "EMNIST, 45 clients: no pre-training", FEW_EMNIST,
-            _against_classes(False, (1.0,))),
-    _recipe("fsl-figure-6-cifar10", "figure 6", "CIFAR-10, 10 clients: no pre-training", FEW_CIFAR,
-            _against_classes(False, (1.0,))),
-    _recipe("fsl-figure-7", "figure 7", "CIFAR-10, n_0=200: incremental server learning against the other kind",
-            _SMALL_SERVER, _incremental(((1, 4), (2, 4), (5, 4)))),
-    _recipe("fsl-figure-8-emnist", "figure 8", "EMNIST, C=5, S=5: incremental against not", FEW_EMNIST,
-            _incremental(((5, 5),))),
-    _recipe("fsl-figure-8-cifar10", "figure 8", "CIFAR-10, C=2, S=4: incremental against not", FEW_CIFAR,
-            _incremental(((2, 4),))),
-    _recipe("fsl-figure-9", "figure 9", "CIFAR-10, 10 clients: xi^2 against G^2 along the run", FEW_CIFAR,
-            tuple(Arm("FSL", "fsl", {"partition.classes": c, **_FSL}, group=f"C={c}") for c in (1, 2, 5)),
-            metrics=(ENDED, "mean:gradients.xi2", "mean:gradients.G2"), measure={"gradients": True, "every": 50},
-            sizes={"small": Size(
+                {"data.split": "sub47", "train.rounds": 200},
+                sweep={"algorithm.fsl.gamma": (1.0,)},
+                seeds=1,
+            )
+        },
+    ),
+    _recipe(
+        "fsl-figure-2",
+        "figure 2",
+        "CIFAR-10, 10 clients: accuracy against classes a client, pre-trained",
+        FEW_CIFAR,
+        _against_classes(True),
+    ),
+    _recipe(
+        "fsl-figure-5-cifar10",
+        "figure 5",
+        "CIFAR-10, 1000 clients: accuracy against classes a client",
+        MANY_CIFAR,
+        _many(STL_504),
+        notes=(_ROLLING,),
+        sizes={"small": Size("200 of 1,000 rounds: the methods differ most at first.", {"train.rounds": 200}, seeds=1)},
+    ),
+    _recipe(
+        "fsl-figure-5-emnist",
+        "figure 5",
+        "EMNIST, 450 clients: accuracy against classes a client",
+        MANY_EMNIST,
+        _many(GLYPHS),
+        notes=(_ROLLING, "FSLsyn's data are rendered characters; `undrift data glyphs` makes the file."),
+    ),
+    _recipe(
+        "fsl-figure-6-emnist",
+        "figure 6",
+        "EMNIST, 45 clients: no pre-training",
+        FEW_EMNIST,
+        _against_classes(False, (1.0,)),
+    ),
+    _recipe(
+        "fsl-figure-6-cifar10",
+        "figure 6",
+        "CIFAR-10, 10 clients: no pre-training",
+        FEW_CIFAR,
+        _against_classes(False, (1.0,)),
+    ),
+    _recipe(
+        "fsl-figure-7",
+        "figure 7",
+        "CIFAR-10, n_0=200: incremental server learning against the other kind",
+        _SMALL_SERVER,
+        _incremental(((1, 4), (2, 4), (5, 4))),
+    ),
+    _recipe(
+        "fsl-figure-8-emnist",
+        "figure 8",
+        "EMNIST, C=5, S=5: incremental against not",
+        FEW_EMNIST,
+        _incremental(((5, 5),)),
+    ),
+    _recipe(
+        "fsl-figure-8-cifar10",
+        "figure 8",
+        "CIFAR-10, C=2, S=4: incremental against not",
+        FEW_CIFAR,
+        _incremental(((2, 4),)),
+    ),
+    _recipe(
+        "fsl-figure-9",
+        "figure 9",
+        "CIFAR-10, 10 clients: xi^2 against G^2 along the run",
+        FEW_CIFAR,
+        tuple(Arm("FSL", "fsl", {"partition.classes": c, **_FSL}, group=f"C={c}") for c in (1, 2, 5)),
+        metrics=(ENDED, "mean:gradients.xi2", "mean:gradients.G2"),
+        measure={"gradients": True, "every": 50},
+        sizes={
+            "small": Size(
                 "A fifth of the data and 200 rounds: xi^2 and G^2 are full-batch gradients, and their order of size "
-                "shows from the first rounds on.", {"data.limit": 10_000, "train.rounds": 200}, seeds=1,
-                measure={"gradients": True, "every": 20})}),
-    _recipe("fsl-figure-10", "figure 10", "CIFAR-10, 10 clients, C=2: the weight gamma of the server's loss", FEW_CIFAR,
-            _GAMMA_LINES, notes=(_ROLLING, _BATCH, "That this figure sweeps gamma is our reading.")),
-    _recipe("fsl-figure-11", "figure 11", "CIFAR-10, 10 clients, C=2: the clients' rate", FEW_CIFAR, _RATE_LINES,
-            notes=(_ROLLING, _BATCH, "That this figure sweeps the rate, and over these values, is our reading.")),
-)  # fmt: skip
+                "shows from the first rounds on.",
+                {"data.limit": 10_000, "train.rounds": 200},
+                seeds=1,
+                measure={"gradients": True, "every": 20},
+            )
+        },
+    ),
+    _recipe(
+        "fsl-figure-10",
+        "figure 10",
+        "CIFAR-10, 10 clients, C=2: the weight gamma of the server's loss",
+        FEW_CIFAR,
+        _GAMMA_LINES,
+        notes=(_ROLLING, _BATCH, "That this figure sweeps gamma is our reading."),
+    ),
+    _recipe(
+        "fsl-figure-11",
+        "figure 11",
+        "CIFAR-10, 10 clients, C=2: the clients' rate",
+        FEW_CIFAR,
+        _RATE_LINES,
+        notes=(_ROLLING, _BATCH, "That this figure sweeps the rate, and over these values, is our reading."),
+    ),
+)

@@ -15,17 +15,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from undrift.core.files import write_atomic
 from undrift.errors import DataError, InputError
-from undrift.files import write_atomic
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt"
 """The 47 classes of EMNIST-Balanced in their order."""
 SIZES, ANGLES = (100, 110, 120), (-20, -10, 0, 10, 20)
 POINTS, SIDE = 144, 28
-FONTS = ("DancingScript-Regular.otf", "DancingScript-Regular.ttf", "DancingScript[wght].ttf", "Pecita.otf",
-         "KaushanScript-Regular.otf", "Z003-MediumItalic.otf", "Z003-MediumItalic.t1", "AppleChancery.ttf")  # fmt: skip
-PLACES = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.fonts", "~/.local/share/fonts", "/Library/Fonts",
-          "/System/Library/Fonts")  # fmt: skip
+FONTS = (
+    "DancingScript-Regular.otf",
+    "DancingScript-Regular.ttf",
+    "DancingScript[wght].ttf",
+    "Pecita.otf",
+    "KaushanScript-Regular.otf",
+    "Z003-MediumItalic.otf",
+    "Z003-MediumItalic.t1",
+    "AppleChancery.ttf",
+)
+PLACES = (
+    "/usr/share/fonts",
+    "/usr/local/share/fonts",
+    "~/.fonts",
+    "~/.local/share/fonts",
+    "/Library/Fonts",
+    "/System/Library/Fonts",
+)
 
 
 def find_font() -> Path:

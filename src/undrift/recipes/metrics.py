@@ -7,17 +7,21 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from undrift.core.files import read_lines
 from undrift.errors import InputError
-from undrift.files import read_lines
-from undrift.measure.progress import rolling, rounds_to
+from undrift.rounds.progress import rolling, rounds_to
 
 POINTS = 100
 LEVEL = 0.9
 LOWER_IS_BETTER = ("rounds_to", "rise_time", "final_loss", "megabytes", "models_a_round", "ratio")
 NAMES = {
-    "rolling_accuracy": "accuracy (rolling)", "final_accuracy": "accuracy", "rise_time": "T90 (rounds)",
-    "final_loss": "test loss", "megabytes": "sent (MB)", "models_a_round": "sent a client and round (models)",
-}  # fmt: skip
+    "rolling_accuracy": "accuracy (rolling)",
+    "final_accuracy": "accuracy",
+    "rise_time": "T90 (rounds)",
+    "final_loss": "test loss",
+    "megabytes": "sent (MB)",
+    "models_a_round": "sent a client and round (models)",
+}
 
 
 def title(metric: str) -> str:
@@ -68,8 +72,17 @@ def curve(folder: Path) -> list[list[float]]:
 
 def measured(folder: Path) -> dict[str, Any]:
     """Further quantities of the last evaluated round."""
-    usual = {"round", "test_accuracy", "test_loss", "train_loss", "bytes_down", "bytes_up", "seconds",
-             "validation_accuracy", "validation_loss"}  # fmt: skip
+    usual = {
+        "round",
+        "test_accuracy",
+        "test_loss",
+        "train_loss",
+        "bytes_down",
+        "bytes_up",
+        "seconds",
+        "validation_accuracy",
+        "validation_loss",
+    }
     last = read_lines(folder / "metrics.jsonl")[-1]
     return {key: value for key, value in last.items() if key not in usual}
 
@@ -87,7 +100,7 @@ def _conformal(folder: Path, key: str) -> float | None:
     path = folder / "conformal.json"
     if not path.exists():
         try:
-            from undrift.conformal import conformal
+            from undrift.experiment.conformal import conformal
 
             conformal(folder, LEVEL)
         except (ImportError, InputError):

@@ -36,8 +36,9 @@ def _arms(ratios: tuple[float, ...], cut: int, best: Mapping[str, Number] | None
 def _cuts(cuts: tuple[int, ...], r: float = 0.9) -> tuple[Arm, ...]:
     return tuple(
         Arm(label, name, {"partition.ratio": r, f"algorithm.{name}.cut": cut}, group=f"L_c={cut}")
-        for cut in cuts for label, name in SPLIT.items()
-    )  # fmt: skip
+        for cut in cuts
+        for label, name in SPLIT.items()
+    )
 
 
 def _recipe(figures: str, title: str, arms: tuple[Arm, ...], metrics: tuple[str, ...] = METRICS, **more: Any) -> Recipe:
@@ -64,20 +65,50 @@ _SMALL_CUT = {"small": Size(
 # fmt: on
 
 RECIPES = (
-    _recipe("2-8", "CIFAR-10, ResNet-18, N=10: the cut layer, accuracy and loss", _cuts((1, 2, 3, 4)), (ACCURACY, LOSS),
-            notes=("The paper's claim: accuracy generally rises with L_c.",)),
-    _recipe("3", "CIFAR-10, ResNet-18, N=10: gradient variance at and across clients", _cuts((1, 2, 3, 4)),
-            (ACCURACY, "mean:split_variance.client", "mean:split_variance.clients"),
-            measure={"split_variance": True, "every": 10}),
-    _recipe("4-9", "CIFAR-10, ResNet-18, N=10, L_c=2: non-IID ratio", _arms(RATIOS, 2, _UP_TO),
-            notes=("The paper's leads at r=.95 are the largest that it reports ('up to').",)),
+    _recipe(
+        "2-8",
+        "CIFAR-10, ResNet-18, N=10: the cut layer, accuracy and loss",
+        _cuts((1, 2, 3, 4)),
+        (ACCURACY, LOSS),
+        notes=("The paper's claim: accuracy generally rises with L_c.",),
+    ),
+    _recipe(
+        "3",
+        "CIFAR-10, ResNet-18, N=10: gradient variance at and across clients",
+        _cuts((1, 2, 3, 4)),
+        (ACCURACY, "mean:split_variance.client", "mean:split_variance.clients"),
+        measure={"split_variance": True, "every": 10},
+    ),
+    _recipe(
+        "4-9",
+        "CIFAR-10, ResNet-18, N=10, L_c=2: non-IID ratio",
+        _arms(RATIOS, 2, _UP_TO),
+        notes=("The paper's leads at r=.95 are the largest that it reports ('up to').",),
+    ),
     _recipe("5-10", "CIFAR-10, ResNet-18, N=100, L_c=4: non-IID ratio", _arms(RATIOS, 4), base=_MANY),
-    _recipe("6-7", "CIFAR-10, CNN, N=10, L_c=2: non-IID ratio", _arms(RATIOS, 2),
-            base={"model": {"name": "cnn-split"}}, sizes=_SMALL_RATIO),
-    _recipe("6-7-cut", "CIFAR-10, CNN, N=10, r=.9: the cut layer", _cuts((1, 2)), (ACCURACY, LOSS),
-            base={"model": {"name": "cnn-split"}}, sizes=_SMALL_CUT),
-    _recipe("11-13", "Fashion-MNIST, ResNet-18, N=10, L_c=2: non-IID ratio", _arms(RATIOS, 2), base=_FASHION,
-            notes=("The paper itself has FL ahead in the end, MiniBatch-SFL faster at first.",)),
-    _recipe("12-14", "Fashion-MNIST, ResNet-18, N=100, L_c=4: non-IID ratio", _arms(RATIOS, 4),
-            base=merged(_FASHION, _MANY)),
-)  # fmt: skip
+    _recipe(
+        "6-7",
+        "CIFAR-10, CNN, N=10, L_c=2: non-IID ratio",
+        _arms(RATIOS, 2),
+        base={"model": {"name": "cnn-split"}},
+        sizes=_SMALL_RATIO,
+    ),
+    _recipe(
+        "6-7-cut",
+        "CIFAR-10, CNN, N=10, r=.9: the cut layer",
+        _cuts((1, 2)),
+        (ACCURACY, LOSS),
+        base={"model": {"name": "cnn-split"}},
+        sizes=_SMALL_CUT,
+    ),
+    _recipe(
+        "11-13",
+        "Fashion-MNIST, ResNet-18, N=10, L_c=2: non-IID ratio",
+        _arms(RATIOS, 2),
+        base=_FASHION,
+        notes=("The paper itself has FL ahead in the end, MiniBatch-SFL faster at first.",),
+    ),
+    _recipe(
+        "12-14", "Fashion-MNIST, ResNet-18, N=100, L_c=4: non-IID ratio", _arms(RATIOS, 4), base=merged(_FASHION, _MANY)
+    ),
+)

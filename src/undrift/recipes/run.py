@@ -15,18 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import undrift.assemble
-import undrift.display  # noqa: F401  forked runs must not import code that was changed meanwhile
-from undrift.batch import Planned, run_many
-from undrift.config import MeasureConfig, parse, read
+from undrift.core.files import read_lines
 from undrift.data.loading import data_root
 from undrift.errors import ConfigError
-from undrift.files import read_lines
-from undrift.folder import flatten
-from undrift.measure.progress import rolling
+from undrift.experiment.config import MeasureConfig, parse, read
+from undrift.experiment.run_folder import dotted
+from undrift.experiment.run_many import Planned, run_many
 from undrift.recipes.recipe import Arm, Recipe, full_label, merged, nested
 from undrift.recipes.scale import scaled
 from undrift.recipes.standin import stand_in
+from undrift.rounds.progress import rolling
+from undrift.rules import named, parts_of
 
 Watch = Callable[[int, str, str], None]
 TUNED, INCOMPLETE = "tuned on validation data", "tuned on validation data as far as the tuning runs have been made"
@@ -100,8 +99,7 @@ def reproduce(recipe: Recipe, options: Options, watch: Watch | None = None) -> O
     }
     in_order = [run for same_seed in zip(*runs.values(), strict=True) for run in same_seed]
     failures |= _make(in_order, options, late, watch)
-    return Outcome(recipe, options, chosen, runs, failures, unmeasured(recipe),
-                   (time.monotonic() - started) / 60)  # fmt: skip
+    return Outcome(recipe, options, chosen, runs, failures, unmeasured(recipe), (time.monotonic() - started) / 60)
 
 
 def arms_of(recipe: Recipe, options: Options) -> list[Arm]:
@@ -133,7 +131,7 @@ def settings_of(recipe: Recipe, options: Options, arm: Arm, setting: Mapping[str
         full["server_data"] = {key: full["server_data"][key] for key in ("source", "path")}
     if not _uses_server_data(arm.algorithm, full):
         full.pop("server_data", None)
-    used = {"name", *arm.algorithm.replace("dsl", "ds+fsl").split("+")}
+    used = {"name", *parts_of(arm.algorithm)}
     full["algorithm"] = {key: value for key, value in full["algorithm"].items() if key in used}
     small = scaled(merged(full, nested(_data_only(options.changed))), options.scale, rounds=options.rounds)
     return merged(small, nested(options.changed))
@@ -173,14 +171,15 @@ def finished(run: Planned) -> bool:
         del a["train.eval_every"]
     if a != b:
         key = next(k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k))
-        raise ConfigError(f"{run.out} holds another run: {key} is {a.get(key)!r} there and {b.get(key)!r} here; "
-                          "give another --out")  # fmt: skip
+        raise ConfigError(
+            f"{run.out} holds another run: {key} is {a.get(key)!r} there and {b.get(key)!r} here; give another --out"
+        )
     return True
 
 
 def matters(settings: dict[str, Any]) -> dict[str, Any]:
     """What decides a result: neither the place of files nor what carries the run out."""
-    flat = flatten(settings)
+    flat = dotted(settings)
     for key in list(flat):
         if key in ("data.root", "measure.targets") or (key.startswith("engine.") and key != "engine.precision"):
             del flat[key]
@@ -230,9 +229,13 @@ def _tune(
 
 
 def _tries(
-    recipe: Recipe, options: Options, arm: Arm, chosen: Mapping[str, Chosen],
-    axes: Mapping[str, list[tuple[str, tuple[Any, ...]]]], stage: int,
-) -> Iterator[tuple[dict[str, Any], Planned]]:  # fmt: skip
+    recipe: Recipe,
+    options: Options,
+    arm: Arm,
+    chosen: Mapping[str, Chosen],
+    axes: Mapping[str, list[tuple[str, tuple[Any, ...]]]],
+    stage: int,
+) -> Iterator[tuple[dict[str, Any], Planned]]:
     label = full_label(arm)
     if stage < len(axes[label]):
         key, values = axes[label][stage]
@@ -260,8 +263,12 @@ def _recall(recipe: Recipe, options: Options, arm: Arm, chosen: Chosen) -> None:
     for key, values in arm.sweep.items():
         for value in values:
             setting = {**chosen.setting, key: value}
-            entry = {"setting": setting, "validation_accuracy": score_of(
-                planned(recipe, options, arm, setting, recipe.tuning.seed, tuning=True))}  # fmt: skip
+            entry = {
+                "setting": setting,
+                "validation_accuracy": score_of(
+                    planned(recipe, options, arm, setting, recipe.tuning.seed, tuning=True)
+                ),
+            }
             if entry["validation_accuracy"] is not None and entry not in chosen.tried:
                 chosen.tried.append(entry)
 
@@ -284,9 +291,7 @@ def _adopt(recipe: Recipe, arm: Arm, chosen: dict[str, Chosen], given: Mapping[s
         mine.setting, mine.how = {**mine.setting, **setting, **given}, f"that of {arm.tuned_with} ({source.how})"
 
 
-def _make(
-    runs: Sequence[Planned], options: Options, late: Callable[[], bool], watch: Watch | None
-) -> dict[str, str]:  # fmt: skip
+def _make(runs: Sequence[Planned], options: Options, late: Callable[[], bool], watch: Watch | None) -> dict[str, str]:
     waiting = [run for run in runs if not finished(run)]
     return run_many(waiting, jobs=options.jobs, watch=watch, until=late) if waiting else {}
 
@@ -304,8 +309,8 @@ def _shorten(settings: dict[str, Any], recipe: Recipe) -> None:
 
 
 def _uses_server_data(algorithm: str, settings: Mapping[str, Any]) -> bool:
-    parts = set(algorithm.replace("dsl", "ds+fsl").split("+"))
-    return bool(parts & {"fsl", "ds"}) or bool(settings["train"].get("pretrain_epochs"))
+    needed = any(link.needs_server_data for link in named(algorithm).links)
+    return needed or bool(settings["train"].get("pretrain_epochs"))
 
 
 def _find_server_file(settings: dict[str, Any]) -> None:

@@ -21,8 +21,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-SIZES = {"cifar10": 50_000, "cifar100": 50_000, "fashion-mnist": 60_000, "mnist": 60_000, "emnist": 112_800,
-         "stl10": 5_000, "digits": 1_442, "npz": 0, "synthetic": 0}  # fmt: skip
+SIZES = {
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "fashion-mnist": 60_000,
+    "mnist": 60_000,
+    "emnist": 112_800,
+    "stl10": 5_000,
+    "digits": 1_442,
+    "npz": 0,
+    "synthetic": 0,
+}
 EMNIST_SIZES = {"balanced": 112_800, "sub47": 36_660}
 CLASSES = {"cifar100": 100, "emnist": 47}
 MIN_ROUNDS, MIN_CLIENTS, MIN_COHORT, MIN_SAMPLES = 4, 10, 5, 20
@@ -68,8 +77,10 @@ def _shrink(out: dict[str, Any], factor: float) -> None:
     if train.get("pretrain_epochs"):
         train["pretrain_epochs"] = max(1, round(train["pretrain_epochs"] * factor))
     if moved := out.get("algorithm", {}).get("fsl", {}).get("gamma_milestones"):
-        out["algorithm"]["fsl"] = {**out["algorithm"]["fsl"],
-                                   "gamma_milestones": [max(1, round(m * factor)) for m in moved]}  # fmt: skip
+        out["algorithm"]["fsl"] = {
+            **out["algorithm"]["fsl"],
+            "gamma_milestones": [max(1, round(m * factor)) for m in moved],
+        }
     if server := out.get("server_data"):
         _shrink_server(server, factor, classes, limit // clients // part.get("classes", 1) * part.get("classes", 1))
 

@@ -12,8 +12,14 @@ from typing import Any
 
 import numpy as np
 
-FORMS = {"cifar10": (32, 3, 10), "cifar100": (32, 3, 100), "stl10": (32, 3, 10), "fashion-mnist": (28, 1, 10),
-         "mnist": (28, 1, 10), "emnist": (28, 1, 47)}  # fmt: skip
+FORMS = {
+    "cifar10": (32, 3, 10),
+    "cifar100": (32, 3, 100),
+    "stl10": (32, 3, 10),
+    "fashion-mnist": (28, 1, 10),
+    "mnist": (28, 1, 10),
+    "emnist": (28, 1, 47),
+}
 TEST, TEST_LARGE = 100, 20
 """Test samples; fewer for a network on which they take long."""
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from undrift.core.files import write_atomic
 from undrift.errors import ConfigError
-from undrift.files import write_atomic
 from undrift.recipes import metrics
 from undrift.recipes.evidence import MISSING, Evidence, difference, falls_short, read_evidence
 from undrift.recipes.run import NO_SWEEP, TUNED, shown
@@ -36,9 +36,15 @@ def result_rows(evidence: Evidence) -> list[tuple[str, ...]]:
         for metric in evidence["metrics"]:
             paper, ours = arm["paper"].get(metric), arm["ours"].get(metric, {})
             rows.append(
-                (label, _setting(arm), metrics.title(metric), _paper(metric, paper),
-                 _ours(metric, ours), _difference(metric, difference(paper, ours)))
-            )  # fmt: skip
+                (
+                    label,
+                    _setting(arm),
+                    metrics.title(metric),
+                    _paper(metric, paper),
+                    _ours(metric, ours),
+                    _difference(metric, difference(paper, ours)),
+                )
+            )
     return rows
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from undrift.data.federation import Federation
 from undrift.errors import ConfigError
-from undrift.federation import Federation
-from undrift.rule import Rule
+from undrift.rules.rule import Owns, Rule
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Ds(Rule):
     """
 
     share: float = 1.0
-    owns = frozenset({"the clients' data"})
+    owns = frozenset({Owns.CLIENT_DATA})
     needs_server_data = True
 
     def __post_init__(self) -> None:
@@ -35,7 +35,7 @@ class Ds(Rule):
 class Centralised(Rule):
     """Minibatch SGD on the pooled data, ``local_epochs`` epochs a round: the ceiling to compare with."""
 
-    owns = frozenset({"everything"})
+    owns = frozenset({Owns.EVERYTHING})
 
     def federate(self, federation: Federation, seed: int) -> Federation:
         return federation.pooled()

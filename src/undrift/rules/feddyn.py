@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from undrift.core.tree import Tree
 from undrift.errors import ConfigError
-from undrift.rule import ClientAt, Rule, ServerAt
-from undrift.tree import Tree
+from undrift.rules.rule import ClientAt, Owns, Rule, ServerAt
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class FedDyn(Rule):
     """``y <- y - lr * (g - h_i + alpha*(y - x))``; ``x <- mean(y_i) - h/alpha``."""
 
     alpha: float = 0.1
-    owns = frozenset({"the correction of client gradients", "the server step"})
+    owns = frozenset({Owns.CLIENT_CORRECTION, Owns.SERVER_STEP})
 
     def __post_init__(self) -> None:
         if self.alpha <= 0:

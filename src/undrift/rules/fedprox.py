@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from undrift.errors import ConfigError
-from undrift.rule import ClientAt, Rule
+from undrift.rules.rule import ClientAt, Rule
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from typing import Literal
 
 from torch import Tensor
 
+from undrift.core.schedule import Kind, Schedule
 from undrift.errors import ConfigError
-from undrift.rule import Rule, ServerAt
-from undrift.schedule import Kind, Schedule
+from undrift.rules.rule import Rule, ServerAt
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class Fsl(Rule):
         epochs = self.epochs or math.ceil(at.mean_visits / at.server_samples)
         steps = self.steps or epochs * per_epoch
         eta_0 = self.lr or at.server_lr * at.lr * at.mean_steps / steps
-        return at.learn(start, self._gamma(at) * eta_0, None if self.steps else epochs, self.steps, batch)
+        rate = self._gamma(at) * eta_0
+        return at.learn(start, rate, epochs=None if self.steps else epochs, steps=self.steps, batch_size=batch)
 
     def _batch(self, at: ServerAt) -> int:
         return at.batch_size if self.batch_size is None else self.batch_size

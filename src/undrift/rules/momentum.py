@@ -21,9 +21,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from undrift.core.tree import Tree
 from undrift.errors import ConfigError
-from undrift.rule import ClientAt, Rule, ServerAt
-from undrift.tree import Tree
+from undrift.rules.rule import ClientAt, Owns, Rule, ServerAt
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SlowMo(Rule):
 
     beta: float = 0.7
     alpha: float = 1.0
-    owns = frozenset({"the server step"})
+    owns = frozenset({Owns.SERVER_STEP})
 
     def __post_init__(self) -> None:
         _check_momentum("slowmo", self.beta, self.alpha)
@@ -54,7 +54,7 @@ class FedAdc(Rule):
     variant: Literal["nesterov", "heavyball"] = "nesterov"
     embed: float = 1.0
     downlink: Literal["send", "track"] = "send"
-    owns = frozenset({"the server step"})
+    owns = frozenset({Owns.SERVER_STEP})
 
     def __post_init__(self) -> None:
         _check_momentum("fedadc", self.beta, self.alpha)

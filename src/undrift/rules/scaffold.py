@@ -20,9 +20,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from undrift.core.tree import Tree
 from undrift.errors import ConfigError
-from undrift.rule import ClientAt, Masked, Rule, ServerAt, masked
-from undrift.tree import Tree
+from undrift.rules.masked import Masked, masked
+from undrift.rules.rule import ClientAt, Owns, Rule, ServerAt
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Scaffold(Rule):
     """Control variates: ``y <- y - lr * (g - c_i + c)``."""
 
     option: int = 2
-    owns = frozenset({"the correction of client gradients"})
+    owns = frozenset({Owns.CLIENT_CORRECTION})
 
     def __post_init__(self) -> None:
         if self.option not in (1, 2):

@@ -1,0 +1,69 @@
+"""``undrift run``: one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from undrift.cli.display import Meter, show
+from undrift.cli.options import ConfigPath, InterruptedRunError, Out, Quiet, Resume, Set, new_folder
+from undrift.core.clock import shares
+from undrift.errors import ConfigError
+from undrift.experiment.config import Config, read
+from undrift.experiment.from_config import run_config
+from undrift.rounds.progress import note_of
+
+
+def run(
+    config: ConfigPath,
+    overrides: Set = None,
+    out: Out = None,
+    resume: Resume = False,
+    workers: Annotated[int | None, typer.Option(help="Processes; 0: in this one.", min=0)] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Say where the time of a round goes.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """One run.
+
+    Example: undrift run experiment.toml --set train.lr=0.05 --out runs/first
+    """
+    settings = read(config, overrides or ())
+    if workers is not None:
+        settings = settings.with_(("engine.workers", workers))
+    if resume and out is None:
+        raise ConfigError("--resume: say which run with --out DIR")
+    folder = out or new_folder(f"{settings.data.name}-{settings.algorithm['name']}")
+    run_to(folder, settings, resume=resume, quiet=quiet, profile=profile)
+
+
+def run_to(folder: Path, settings: Config, *, resume: bool, quiet: bool, profile: bool) -> None:
+    """Run with progress on the screen, and say what came of it."""
+    try:
+        with Meter("round", settings.train.rounds, quiet=quiet) as meter:
+            result = run_config(
+                settings,
+                folder,
+                resume=resume,
+                profile=profile,
+                progress=lambda round, rounds, record: meter.at(round, note_of(record)),
+            )
+    except KeyboardInterrupt:
+        if not (folder / "config.toml").exists():
+            raise
+        raise InterruptedRunError(
+            f"what was done is saved; go on with: undrift run {folder}/config.toml --out {folder} --resume"
+        ) from None
+    summary = result.summary
+    if summary["final_accuracy"] is not None:
+        typer.echo(
+            f"final accuracy {summary['final_accuracy']:.4f}  rolling {summary['rolling_accuracy']:.4f}  "
+            f"T90 {summary['rise_time']}  sent {(summary['bytes_down'] + summary['bytes_up']) / 1e6:.1f} MB  "
+            f"{summary['seconds']:.1f} s"
+        )
+    if profile:
+        typer.echo("where the time went, summed over processes (waiting: this process for its workers)")
+        rows = [(part, f"{seconds:.2f}", f"{100 * share:.1f} %") for part, seconds, share in shares(result.profile)]
+        show(("part", "seconds", "share"), rows)
+    typer.echo(f"results in {folder}")

@@ -1,0 +1,299 @@
+"""The configuration of a run: a TOML file, checked key by key."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from undrift.core.words import nearest
+from undrift.data import NAMES, SCHEMES, SOURCES
+from undrift.errors import ConfigError
+from undrift.models import names as model_names
+from undrift.rounds.plan import Precision, Section, Train, explain, shown
+from undrift.rules import RULES, named, parts_of
+from undrift.rules.chain import Chain
+
+
+class DataConfig(Section):
+    """``[data]``: which data set."""
+
+    name: str = "digits"
+    path: str | None = None
+    root: str | None = None
+    split: str = "balanced"
+    classes: int | None = Field(default=None, ge=1)
+    limit: int | None = Field(default=None, ge=1)
+    augment: Literal["none", "flip-crop"] = "none"
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    samples: int = Field(default=10_000, ge=1, description="synthetic: how many training samples")
+    features: int = Field(default=60, ge=1, description="synthetic: how many inputs")
+    heterogeneity: float = Field(default=1.0, ge=0, description="synthetic: 0 = clients alike")
+
+
+class PartitionConfig(Section):
+    """``[partition]``: which client has which samples."""
+
+    scheme: str = "iid"
+    clients: int | None = Field(default=None, ge=1)
+    alpha: float | None = Field(default=None, gt=0)
+    classes: int | None = Field(default=None, ge=1)
+    shards: int | None = Field(default=None, ge=1)
+    ratio: float | None = Field(default=None, ge=0, le=1)
+    min_samples: int = Field(default=10, ge=1)
+    file: str | None = None
+    seed: int | None = Field(default=None, ge=0)
+
+
+class ServerDataConfig(Section):
+    """``[server_data]``: the server's own data ``D_0``."""
+
+    source: str = "balanced"
+    size: int | None = Field(default=None, ge=1)
+    contributors: int | None = Field(default=None, ge=1)
+    samples: int | None = Field(default=None, ge=1)
+    path: str | None = None
+    exclusive: bool = False
+
+
+class ModelConfig(Section):
+    """``[model]``: the network."""
+
+    name: str = "mlp"
+    norm: Literal["batch", "group"] = "batch"
+    width: float = Field(default=1.0, gt=0)
+    hidden: list[int] = Field(default=[200])
+    initialisation: Literal["torch", "glorot"] = "torch"
+    init: str | None = None
+
+
+class EngineConfig(Section):
+    """``[engine]``: what carries the run out; nothing here but ``precision`` changes a result."""
+
+    name: Literal["local", "ray", "flower"] = "local"
+    workers: int | None = Field(default=None, ge=0)
+    precision: Precision = "fp32"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    address: str | None = None
+    cpus_per_worker: float = Field(default=1.0, gt=0)
+    gpus_per_worker: float = Field(default=0.0, ge=0)
+    checkpoint_seconds: float = Field(default=10.0, ge=0)
+    min_sites: int = Field(default=1, ge=1)
+    round_timeout: float = Field(default=600.0, gt=0)
+    federation: str | None = None
+
+
+class MeasureConfig(Section):
+    """``[measure]``: what is measured along the way."""
+
+    targets: list[float] = Field(default=[])
+    every: int = Field(default=1, ge=1)
+    drift: bool = False
+    updates: bool = False
+    cka: bool | list[str] = False
+    cka_samples: int = Field(default=256, ge=4)
+    gradients: bool = False
+    classes: bool = False
+    clients: bool = False
+    skew: bool = False
+    split_variance: bool = False
+
+
+class Config(Section):
+    """A whole configuration."""
+
+    seed: int = Field(default=0, ge=0)
+    data: DataConfig = DataConfig()
+    partition: PartitionConfig = PartitionConfig()
+    server_data: ServerDataConfig | None = None
+    model: ModelConfig = ModelConfig()
+    algorithm: dict[str, Any] = Field(default={"name": "fedavg"})
+    train: Train = Train()
+    engine: EngineConfig = EngineConfig()
+    measure: MeasureConfig = MeasureConfig()
+
+    @property
+    def partition_seed(self) -> int:
+        """What the federation is drawn from; by default the seed of the training."""
+        return self.seed if self.partition.seed is None else self.partition.seed
+
+    def rule(self) -> Chain:
+        """The algorithm."""
+        return named(self.algorithm["name"], {k: v for k, v in self.algorithm.items() if k != "name"})
+
+    def with_(self, *changes: tuple[str, Any]) -> Config:
+        """The same configuration with other values under some dotted keys."""
+        settings = self.model_dump(exclude_none=True, exclude_unset=True)
+        for key, value in changes:
+            _put(settings, key, value)
+        return parse(settings)
+
+    def complete(self) -> dict[str, Any]:
+        """Everything, defaults filled in, ready for TOML; only the used algorithms' parameters."""
+        settings = self.model_dump(exclude_none=True)
+        settings["train"]["milestones"] = list(self.train.milestones)
+        settings["partition"]["seed"] = self.partition_seed
+        parts = parts_of(self.algorithm["name"])
+        settings["algorithm"] = {"name": self.algorithm["name"]}
+        for part in parts:
+            given = dict(self.algorithm.get(part, {}))
+            defaults = {k: p.default for k, p in _parameters(part).items()}
+            full = {k: _plain(v) for k, v in (defaults | given).items() if v is not None}
+            if full:
+                settings["algorithm"][part] = full
+        return settings
+
+
+def read(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """The configuration in a file, with ``KEY=VALUE`` overrides; paths in it are relative to the file."""
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not a TOML file ({error})") from None
+    for override in overrides:
+        key, sign, value = override.partition("=")
+        if not sign or not key:
+            raise ConfigError(f"--set {override}: KEY=VALUE is expected, as in train.lr=0.05")
+        _put(settings, key, toml_value(value))
+    _resolve_paths(settings, path.parent)
+    return parse(settings)
+
+
+def parse(settings: Mapping[str, Any]) -> Config:
+    """Check settings; an error names the key, the value and what is allowed."""
+    try:
+        config = Config.model_validate(_numbers(dict(settings)))
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+    _check_choices(config)
+    _check_algorithm(config.algorithm)
+    return config
+
+
+def toml_value(text: str) -> Any:
+    """A value as it would stand in TOML; what is none is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _put(settings: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for name in path:
+        if not isinstance(settings.setdefault(name, {}), dict):
+            raise ConfigError(f"{key}: {name!r} is not a section")
+        settings = settings[name]
+    settings[last] = value
+
+
+def _resolve_paths(settings: dict[str, Any], base: Path) -> None:
+    for section, key in (
+        ("data", "path"),
+        ("data", "root"),
+        ("partition", "file"),
+        ("server_data", "path"),
+        ("model", "init"),
+        ("engine", "federation"),
+    ):
+        value = settings.get(section, {}).get(key) if isinstance(settings.get(section, {}), dict) else None
+        if isinstance(value, str):
+            path = Path(value).expanduser()
+            beside = base / path
+            settings[section][key] = str((beside if beside.exists() else path).absolute())
+
+
+def _numbers(value: Any, annotation: Any = None) -> Any:
+    """TOML's ``1`` is a fine value for a number that need not be whole."""
+    if isinstance(value, dict):
+        fields = annotation.model_fields if isinstance(annotation, type) and issubclass(annotation, BaseModel) else {}
+        if annotation is None:
+            fields = Config.model_fields
+        return {k: _numbers(v, _section_of(fields[k].annotation) if k in fields else object) for k, v in value.items()}
+    if isinstance(value, int) and not isinstance(value, bool) and _takes_float(annotation):
+        return float(value)
+    if isinstance(value, list) and _takes_float(*typing.get_args(annotation)):
+        return [_numbers(item, float) for item in value]
+    return value
+
+
+def _section_of(annotation: Any) -> Any:
+    options = [a for a in typing.get_args(annotation) if isinstance(a, type) and issubclass(a, BaseModel)]
+    return options[0] if options else annotation
+
+
+def _takes_float(*annotations: Any) -> bool:
+    return any(a is float or float in typing.get_args(a) for a in annotations)
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    if first["type"] != "extra_forbidden":
+        return explain(error)
+    words = [str(part) for part in first["loc"]]
+    section: Any = Config
+    for word in words[:-1]:
+        section = _section_of(section.model_fields[word].annotation)
+    return f"unknown key {'.'.join(words)!r}: {nearest(words[-1], section.model_fields)}"
+
+
+def _check_choices(config: Config) -> None:
+    for key, value, known in (
+        ("data.name", config.data.name, NAMES),
+        ("partition.scheme", config.partition.scheme, SCHEMES),
+        ("server_data.source", config.server_data.source if config.server_data else "balanced", SOURCES),
+        ("model.name", config.model.name, model_names()),
+    ):
+        if value not in known:
+            raise ConfigError(f"{key} = {value!r}: {nearest(value, known)}")
+
+
+def _parameters(part: str) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(RULES[part]).parameters) if part != "fedavg" else {}
+
+
+def _check_algorithm(algorithm: dict[str, Any]) -> None:
+    name = algorithm.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(f"algorithm.name = {name!r}: a name is needed, one of {', '.join(RULES)}")
+    for part in parts_of(name):
+        if part not in RULES:
+            raise ConfigError(f"algorithm.name = {name!r}: no algorithm {part!r}; {nearest(part, RULES)}")
+    for part, given in algorithm.items():
+        if part == "name":
+            continue
+        if part not in RULES:
+            raise ConfigError(f"unknown key 'algorithm.{part}': {nearest(part, ['name', *RULES])}")
+        if not isinstance(given, dict):
+            raise ConfigError(f"algorithm.{part} = {given!r}: a section [algorithm.{part}] is expected")
+        _check_parameters(part, given)
+
+
+def _check_parameters(part: str, given: dict[str, Any]) -> None:
+    known = _parameters(part)
+    maker = RULES[part]
+    hints = typing.get_type_hints(maker)
+    for key, value in given.items():
+        if key not in known:
+            hint = nearest(key, known) if known else f"{part} has no parameters"
+            raise ConfigError(f"unknown key 'algorithm.{part}.{key}': {hint}")
+        if isinstance(value, bool) and bool not in (hints[key], *typing.get_args(hints[key])):
+            raise ConfigError(f"algorithm.{part}.{key} = {value}: not a boolean")
+        try:
+            given[key] = TypeAdapter(hints[key], config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+        except ValidationError as error:
+            reasons = sorted({str(e["msg"]) for e in error.errors()})
+            raise ConfigError(f"algorithm.{part}.{key} = {shown(value)}: {' or '.join(reasons)}") from None
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,215 @@
+"""From a configuration to a run: data, partition, server data, model, plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from undrift import models
+from undrift.core.plugins import load as load_by_name
+from undrift.core.vector import FlatModel
+from undrift.data import DataSet, load, load_indices, load_server_file, partition, server_indices
+from undrift.data.dataset import rows
+from undrift.data.federation import Federation, Indices, Pair, federation
+from undrift.engines.auto import engine_for
+from undrift.errors import ConfigError
+from undrift.experiment.config import Config
+from undrift.experiment.measures import chosen
+from undrift.experiment.run_folder import RunFolder
+from undrift.rounds.engine import MakeEngine
+from undrift.rounds.loop import Progress, Result, Run
+from undrift.rounds.plan import Plan
+from undrift.rounds.prepare import prepare
+from undrift.rounds.worker import Work, Worker
+
+
+def data_of(config: Config) -> DataSet:
+    """The data set."""
+    data = config.data
+    return load(
+        data.name,
+        root=data.root,
+        path=data.path,
+        split=data.split,
+        classes=data.classes,
+        limit=data.limit,
+        seed=config.partition_seed,
+        samples=data.samples,
+        features=data.features,
+        heterogeneity=data.heterogeneity,
+        clients=config.partition.clients or 30,
+    )
+
+
+def parts_of(config: Config, data: DataSet) -> list[Indices]:
+    """Each client's rows of the training data."""
+    spec = config.partition
+    given = None
+    if spec.scheme == "given":
+        given = data.client if spec.file is None else load_indices(spec.file)
+        if given is None:
+            raise ConfigError("partition.scheme = 'given': the data has no client column; give partition.file")
+    return partition(
+        spec.scheme,
+        data.y_train.numpy(),
+        spec.clients,
+        config.partition_seed,
+        classes=spec.classes,
+        shards=spec.shards,
+        alpha=spec.alpha,
+        ratio=spec.ratio,
+        min_samples=spec.min_samples,
+        given=given,
+    )
+
+
+def federation_of(config: Config, data: DataSet | None = None) -> Federation:
+    """The federation: who has which data, and what the server has of its own."""
+    data = data_of(config) if data is None else data
+    parts = parts_of(config, data)
+    server, parts = _server_data(config, data, parts)
+    return federation(
+        data.x_train,
+        data.y_train,
+        parts,
+        server=server,
+        test=(data.x_test, data.y_test),
+        validation=config.data.validation,
+        seed=config.partition_seed,
+    )
+
+
+def _server_data(config: Config, data: DataSet, parts: list[Indices]) -> tuple[Pair | None, list[Indices]]:
+    spec = config.server_data
+    if spec is None:
+        return None, parts
+    if spec.source == "file":
+        if spec.path is None:
+            raise ConfigError("server_data.path is missing: source = 'file' needs it")
+        return load_server_file(spec.path, data), parts
+    drawn = server_indices(
+        spec.source,
+        data.y_train.numpy(),
+        parts,
+        config.partition_seed,
+        size=spec.size,
+        contributors=spec.contributors,
+        samples=spec.samples,
+    )
+    index = torch.from_numpy(drawn)
+    if spec.exclusive:
+        parts = [part[~np.isin(part, drawn)] for part in parts]
+        if empty := [client for client, part in enumerate(parts) if not len(part)]:
+            raise ConfigError(f"server_data.exclusive = true: client {empty[0]} would have no data left")
+    return (rows(data.x_train, index), data.y_train[index]), parts
+
+
+def model_of(config: Config, data: DataSet) -> nn.Sequential:
+    """The starting model."""
+    spec = config.model
+    module = models.build(
+        spec.name,
+        input_shape=data.shape,
+        classes=data.classes,
+        norm=spec.norm,
+        width=spec.width,
+        hidden=tuple(spec.hidden),
+        init_scheme=spec.initialisation,
+        seed=config.seed,
+    )
+    if spec.init is None:
+        return module
+    flat = FlatModel(module)
+    flat.read(Path(spec.init))
+    module.load_state_dict(flat.state_dict())
+    return module
+
+
+def plan_of(config: Config) -> Plan:
+    """The settings of the training."""
+    return Plan(
+        **dict(config.train),
+        augment=config.data.augment == "flip-crop",
+        seed=config.seed,
+        precision=config.engine.precision,
+        targets=tuple(config.measure.targets),
+    )
+
+
+def device_of(config: Config) -> str:
+    """The device to compute on."""
+    wanted = config.engine.device
+    usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if wanted == "auto":
+        return "cuda" if usable["cuda"] else "cpu"
+    if not usable[wanted]:
+        raise ConfigError(f"engine.device = {wanted!r}: there is no such device here")
+    return wanted
+
+
+def work_of(config: Config, data: DataSet | None = None) -> Work:
+    """All that workers have to know."""
+    rule = config.rule()
+    data = data_of(config) if data is None else data
+    return prepare(
+        model_of(config, data),
+        rule,
+        federation_of(config, data),
+        plan_of(config),
+        nn.functional.cross_entropy,
+        device_of(config),
+    )
+
+
+Body = Callable[[Work, MakeEngine], Result]
+"""A run, given its work and what makes its engine."""
+FLOWER, RAY = "undrift.federation.run:run_on_sites", "undrift.engines.ray:ray_engine"
+"""What only some runs need, and what needs packages of its own, is loaded by name."""
+
+
+def on_engine(config: Config, out: Path | None, resume: bool, data: DataSet | None, body: Body) -> Result:
+    """Carry a run out on the engine that its configuration names."""
+    engine = config.engine
+    if engine.name == "flower":
+        run_on_sites = load_by_name(FLOWER, "engine.name = 'flower'", "flower")
+        return run_on_sites(config, out, resume, body)  # type: ignore[no-any-return]
+    work = work_of(config, data)
+    if engine.name == "ray":
+        ray_engine = load_by_name(RAY, "engine.name = 'ray'", "ray")
+        return body(work, ray_engine(engine.address, engine.cpus_per_worker, engine.gpus_per_worker))
+    return body(work, engine_for)
+
+
+def run_config(
+    config: Config,
+    out: Path | None,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    data: DataSet | None = None,
+    profile: bool = False,
+) -> Result:
+    """Run a configuration; ``out`` gets the output folder. All input is checked before anything is written."""
+
+    def go(work: Work, make_engine: MakeEngine) -> Result:
+        work = replace(work, profile=profile)
+        measures = chosen(config.measure)
+        for measure in measures:
+            measure.begin(Worker(work))
+        folder = None if out is None else RunFolder(out, config.complete(), resume=resume)
+        return Run(
+            work,
+            make_engine,
+            config.engine.workers,
+            measures,
+            folder,
+            progress,
+            checkpoint_seconds=config.engine.checkpoint_seconds,
+        ).go()
+
+    return on_engine(config, out, resume, data, go)

@@ -1,0 +1,141 @@
+"""``undrift federation join``: Flower's SuperNode, and the process that answers its messages.
+
+The ClientApp lives in this process (Flower's isolation mode "process"), so the data are read once, a round does
+not wait for a new Python, and no code that comes over the network is ever run: the site runs the undrift that it
+has installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+from flwr.app import Context, Error, Message
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from undrift.core.numerics import settle
+from undrift.data.formats import read_npz
+from undrift.errors import RunError, UndriftError
+from undrift.federation.client_app import app
+from undrift.federation.link import ACQUIRE, patient
+from undrift.federation.processes import child, free_port, trouble, until_stopped
+from undrift.federation.setup import SiteFolder
+
+_PAUSE = 0.2
+_AGAIN = 5.0
+"""Seconds after which a SuperNode that ended (its server was gone, say) is started again."""
+
+
+def join(folder: Path, data: Path, say: Callable[[str], None]) -> None:
+    """Take part until stopped."""
+    site = SiteFolder.read(folder.absolute())
+    read_npz(data, ("x", "y"))
+    settle()
+    say(f"site {site.name}: {data} stays here; joining {site.server}; stop with Ctrl-C")
+    with until_stopped(), tempfile.TemporaryDirectory(prefix="undrift-join-") as private:
+        while True:
+            _attend(site, data.absolute(), Path(private), say)
+            time.sleep(_AGAIN)
+    say("stopped")
+
+
+def _attend(site: SiteFolder, data: Path, private: Path, say: Callable[[str], None]) -> None:
+    """Run a SuperNode and answer its messages until it ends."""
+    secret, port = secrets.token_bytes(32), free_port()
+    with open(os.open(private / "secret", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(secret)
+    log = site.folder / "log" / "supernode.log"
+    arguments = _arguments(site, data, port, private / "secret")
+    with child("supernode", arguments, site.folder, log) as process:
+        for _ in _tasks(process, f"127.0.0.1:{port}", secret):
+            pass
+        say(f"site {site.name}: not connected: {trouble(log)}; log: {log}; trying again")
+
+
+def _arguments(site: SiteFolder, data: Path, port: int, secret: Path) -> list[str]:
+    at = site.folder
+    return [
+        "--superlink",
+        site.server,
+        "--root-certificates",
+        str(at / "ca.pem"),
+        "--isolation",
+        "process",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--superexec-auth-secret-file",
+        str(secret),
+        "--auth-supernode-private-key",
+        str(at / "site.key"),
+        "--node-config",
+        f"folder={_quoted(at)} data={_quoted(data)}",
+    ]
+
+
+def _quoted(path: Path) -> str:
+    text = str(path)
+    if '"' in text or "'" in text:
+        raise RunError(f"{path}: quotation marks in a path cannot be passed on to Flower")
+    return f'"{text}"'
+
+
+def _tasks(process: subprocess.Popen[bytes], address: str, secret: bytes) -> Iterator[None]:
+    """Take and carry out tasks for as long as the SuperNode lives."""
+    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    auth = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=ACQUIRE)
+    request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    with contextlib.closing(RuntimeHttpClient.from_server_address(address, True, None, [version, auth])) as client:
+        while process.poll() is None:
+            with contextlib.suppress(httpx.HTTPError):
+                got = client.AcquireTask(request)
+                if got.HasField("task") and got.token:
+                    _carry_out(address, got.token)
+                    yield
+                    continue
+            time.sleep(_PAUSE)
+
+
+def _carry_out(address: str, token: str) -> None:
+    version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+    interceptors: list[ProtobufClientInterceptor] = [version, RuntimeTokenHttpInterceptor(token)]
+    client = RuntimeHttpClient.from_server_address(address, True, None, interceptors, retry_invoker=patient())
+    heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    with contextlib.closing(client):
+        heart.start()
+        try:
+            message, context, _, _ = pull_task_input(client)
+            reply, status, details = _reply(message, context)
+            push_message(client, reply, context)
+            push_task_output(client, context, status, details)
+        finally:
+            heart.stop()
+
+
+def _reply(message: Message, context: Context) -> tuple[Message, str, str]:
+    try:
+        return app(message=message, context=context), SubStatus.COMPLETED, ""
+    except Exception as error:  # whatever goes wrong here must not end the site: the server is told instead
+        known = isinstance(error, UndriftError)
+        reason = str(error) if known else f"{type(error).__name__}: {error}"
+        failed = Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason)
+        return Message(failed, reply_to=message), SubStatus.FAILED, reason

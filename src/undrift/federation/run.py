@@ -1,0 +1,227 @@
+"""``undrift run`` on a real federation: who takes part, with how many samples, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from undrift.core.files import write_json
+from undrift.core.version import VERSION
+from undrift.data import DataSet, load_server_file
+from undrift.data.checks import as_floats, check_labels, check_lengths, kind_of
+from undrift.data.federation import Federation, Pair
+from undrift.data.formats import read_npz
+from undrift.errors import ConfigError, DataError, RunError
+from undrift.experiment.config import Config
+from undrift.federation.engine import AtSites, Exchange, Flower, Terms
+from undrift.federation.link import Link, on_grid
+from undrift.federation.messages import RefusedError, meta_of, pack
+from undrift.federation.setup import ServerFolder
+from undrift.federation.site import Task, wire_of
+from undrift.rounds.engine import Engine, MakeEngine
+from undrift.rounds.prepare import prepare
+from undrift.rounds.worker import Work, Worker
+from undrift.rules.rule import Owns, RoundKind
+
+T = TypeVar("T")
+Body = Callable[[Work, MakeEngine], T]
+
+
+def run_on_sites(config: Config, out: Path | None, resume: bool, body: Body[T]) -> T:
+    """Open the federation and run ``body`` with its work and its engine."""
+    refuse(config)
+    assert config.engine.federation is not None
+    server = ServerFolder.read(Path(config.engine.federation))
+    return on_grid(server, lambda grid: over(config, Link(grid, server), server.sites, out, resume, body))
+
+
+def over(
+    config: Config, exchange: Exchange, sites: tuple[str, ...], out: Path | None, resume: bool, body: Body[T]
+) -> T:
+    """Run ``body`` over this exchange with these sites."""
+    data = server_data(config)
+    task = Task(data.shape, data.classes, data.mean, data.std)
+    census = _Census.read(out) if resume and out is not None else None
+    census = roll_call(config, exchange, sites, task, census)
+    work = work_of(config, data, list(census.samples.values()))
+    wire = wire_of(Worker(work))
+    settings = {key: value for key, value in config.complete().items() if key in _SENT}
+    settings["model"].pop("init", None)
+    settings["engine"] = {"precision": config.engine.precision}
+    settings["data"] = {"augment": config.data.augment}
+    terms = Terms(
+        census.run,
+        sites,
+        json.dumps(settings),
+        task.to_json(),
+        wire,
+        config.engine.min_sites,
+        config.engine.round_timeout,
+        (lambda: _checkpointed(out)) if out is not None else (lambda: 1 << 62),
+    )
+    made: list[Flower] = []
+
+    def make(work: Work, worker: Worker, workers: int | None) -> Engine:
+        if out is not None:
+            census.write(out)
+        made.append(Flower(work, worker, exchange, terms))
+        return made[0]
+
+    result = body(replace(work, rule=AtSites(work.rule.links)), make)
+    made[0].finish()
+    return result
+
+
+_SENT = ("seed", "model", "algorithm", "train")
+"""The sections of a configuration that sites need."""
+
+
+def refuse(config: Config) -> None:
+    """Refuse what a federation of real sites cannot do."""
+    if config.engine.federation is None:
+        raise ConfigError("engine.federation is missing: the server's folder of `undrift federation init`")
+    if config.data.validation:
+        raise ConfigError("data.validation: sites' data stay where they are; the server cannot hold any of them out")
+    if config.server_data is not None and config.server_data.source != "file":
+        raise ConfigError(
+            f"server_data.source = {config.server_data.source!r}: on Flower the server has only data of its own; "
+            "'file' is allowed"
+        )
+    name, rule = config.algorithm["name"], config.rule()
+    if Owns.EVERYTHING in rule.owns:
+        raise ConfigError(f"algorithm.name = {name!r}: sites' data are not pooled on Flower")
+    if rule.kind is RoundKind.SPLIT:
+        raise ConfigError(
+            f"algorithm.name = {name!r}: split learning exchanges messages in every step, and Flower's polling "
+            "takes seconds for each; use engine.name = 'local' or 'ray'"
+        )
+    for measure in ("gradients", "clients", "skew"):
+        if getattr(config.measure, measure, False):
+            raise ConfigError(f"measure.{measure}: needs the clients' data, which stay at the sites")
+
+
+@dataclass(frozen=True)
+class _Census:
+    """Which run this is, and how many samples each site has; the same for its whole length."""
+
+    run: str
+    samples: dict[str, int]
+
+    @staticmethod
+    def read(out: Path) -> _Census | None:
+        """What an earlier part of the run wrote."""
+        try:
+            given = json.loads((out / "federation.json").read_text())
+            return _Census(str(given["run"]), {str(k): int(v) for k, v in given["sites"].items()})
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{out / 'federation.json'}: cannot be read ({error})") from None
+
+    def write(self, out: Path) -> None:
+        """For those who resume."""
+        write_json(out / "federation.json", {"run": self.run, "sites": self.samples})
+
+
+def roll_call(config: Config, exchange: Exchange, sites: tuple[str, ...], task: Task, known: _Census | None) -> _Census:
+    """Wait for the sites and ask each what it has; a resumed run needs only some of them."""
+    timeout, least = config.engine.round_timeout, min(config.engine.min_sites, len(sites))
+    if known is not None and set(known.samples) != set(sites):
+        raise ConfigError(f"the run to resume is of the sites {', '.join(known.samples)}, not {', '.join(sites)}")
+    here = exchange.await_sites(sites, len(sites), timeout)
+    if len(here) < (len(sites) if known is None else least):
+        missing = ", ".join(name for name in sites if name not in here)
+        raise RunError(f"after {timeout:g} s these sites are not connected: {missing}")
+    answers = exchange.ask("hello", {name: pack({"task": task.to_json()}) for name in here}, timeout)
+    found = {name: _samples(name, answers[name], config) for name in here}
+    if known is None:
+        return _Census(secrets.token_hex(16), {name: found[name] for name in sites})
+    for name, samples in found.items():
+        if samples != known.samples[name]:
+            raise ConfigError(f"site {name} has {samples} samples; it had {known.samples[name]} when the run began")
+    return _Census(known.run, {name: known.samples[name] for name in sites})
+
+
+def _samples(name: str, answer: Any, config: Config) -> int:
+    if isinstance(answer, str):
+        raise RunError(f"site {name}: {answer}")
+    try:
+        meta = meta_of(answer, samples=int, problem=str, version=str, allow_shared_data=bool)
+    except RefusedError as error:
+        raise RunError(f"site {name}: {error}") from None
+    if meta["problem"]:
+        raise DataError(f"site {name}: {meta['problem'][:300]}")
+    if meta["version"] != VERSION:
+        raise RunError(f"site {name} runs undrift {meta['version'][:20]}, the server {VERSION}")
+    if Owns.CLIENT_DATA in config.rule().owns and not meta["allow_shared_data"]:
+        raise ConfigError(
+            f"site {name} does not take shared data; its operator can allow it (site.toml: allow_shared_data = true)"
+        )
+    if meta["samples"] < 1:
+        raise DataError(f"site {name} has no samples")
+    return int(meta["samples"])
+
+
+def server_data(config: Config) -> DataSet:
+    """What the server has: test data, and the form that everybody's data have."""
+    from undrift.experiment.from_config import data_of
+
+    if config.data.name != "npz" or config.data.path is None:
+        return data_of(config)
+    path = Path(config.data.path)
+    arrays = read_npz(path, ("x_test", "y_test"), ("x_train", "y_train"))
+    if "x_train" in arrays:
+        return data_of(config)
+    x, y, where = arrays["x_test"], arrays["y_test"], f"{path}: x_test"
+    check_lengths(x, y, where, "y_test")
+    if kind_of(x, where) != "floats":
+        raise DataError(f"{where}: without x_train only floating inputs, already normalised, can be used")
+    labels = torch.from_numpy(check_labels(y, f"{path}: y_test"))
+    inputs = as_floats(x, where)
+    classes = config.data.classes or int(labels.max()) + 1
+    return DataSet("npz", inputs[:0], labels[:0], inputs, labels, classes)
+
+
+def work_of(config: Config, data: DataSet, samples: list[int]) -> Work:
+    """The server's work: every client's size, nobody's rows."""
+    from undrift.experiment.from_config import device_of, model_of, plan_of
+
+    offsets = np.concatenate([[0], np.cumsum(samples)]).astype(np.int64)
+    server: Pair | None = None
+    if config.server_data is not None:
+        if config.server_data.path is None:
+            raise ConfigError("server_data.path is missing: source = 'file' needs it")
+        server = load_server_file(config.server_data.path, data)
+    federation = Federation(
+        data.x_train[:0],
+        data.y_train[:0],
+        np.zeros(int(offsets[-1]), dtype=np.int64),
+        offsets,
+        server,
+        (data.x_test, data.y_test),
+    )
+    return prepare(
+        model_of(config, data),
+        config.rule(),
+        federation,
+        plan_of(config),
+        nn.functional.cross_entropy,
+        device_of(config),
+    )
+
+
+def _checkpointed(out: Path | None) -> int:
+    """The round of the last checkpoint."""
+    assert out is not None
+    try:
+        return int(json.loads((out / "checkpoint" / "state.json").read_text())["round"])
+    except (OSError, ValueError, KeyError):
+        return 0

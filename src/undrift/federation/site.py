@@ -1,0 +1,227 @@
+"""A site's side of the exchange: its own data, its own disk, and an answer to each of the server's messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from safetensors.torch import load_file, save
+from torch import nn
+
+from undrift import models
+from undrift.core.files import write_atomic
+from undrift.core.tree import clone
+from undrift.core.version import VERSION
+from undrift.data import DataSet, load_server_file
+from undrift.data.dataset import laid_out as stored
+from undrift.data.federation import Federation, Pair
+from undrift.errors import ConfigError, DataError, RunError
+from undrift.experiment.config import Config, parse
+from undrift.federation.messages import RefusedError, meta_of, pack, vector_of
+from undrift.federation.setup import SiteFolder
+from undrift.federation.site_store import SiteStore
+from undrift.rounds.messages import Broadcast, ClientTask, Messages
+from undrift.rounds.worker import Work, Worker
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server says about the data: enough to build the model, nothing about anybody's samples."""
+
+    shape: tuple[int, ...]
+    classes: int
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+    def to_json(self) -> str:
+        """As text."""
+        return json.dumps(vars(self))
+
+    @staticmethod
+    def of(text: str) -> Task:
+        """From text."""
+        try:
+            given = json.loads(text)
+            mean, std = (None if given[k] is None else tuple(map(float, given[k])) for k in ("mean", "std"))
+            return Task(tuple(map(int, given["shape"])), int(given["classes"]), mean, std)
+        except (ValueError, TypeError, KeyError) as error:
+            raise RefusedError(f"the description of the data cannot be read ({error})") from None
+
+    def like(self) -> DataSet:
+        """An empty data set of this kind."""
+        x, y = torch.empty(0, *self.shape), torch.empty(0, dtype=torch.int64)
+        return DataSet("the federation's data", x, y, x, y, self.classes, None, self.mean, self.std)
+
+
+@dataclass
+class _Bench:
+    """What a site builds once for a run."""
+
+    key: tuple[Any, ...]
+    worker: Worker
+    wire: Messages
+
+
+class Site:
+    """Answers messages; holds the data in memory and what it keeps between rounds on disk."""
+
+    def __init__(self, settings: SiteFolder, data: Path) -> None:
+        self.settings, self.path = settings, data
+        self._data: tuple[Task, Pair] | None = None
+        self._bench: _Bench | None = None
+
+    def hello(self, content: RecordDict) -> RecordDict:
+        """Who is there, and with how many samples of the right kind."""
+        meta = meta_of(content, task=str)
+        try:
+            samples, problem = len(self.data(Task.of(meta["task"]))[1]), ""
+        except DataError as error:
+            samples, problem = 0, str(error)
+        return pack(
+            {
+                "samples": samples,
+                "problem": problem,
+                "version": VERSION,
+                "allow_shared_data": self.settings.allow_shared_data,
+            }
+        )
+
+    def share(self, content: RecordDict) -> RecordDict:
+        """Take data from the server, if this site's operator allows it."""
+        meta = meta_of(content, run=str, task=str, labels=list)
+        if not self.settings.allow_shared_data:
+            raise RefusedError("this site does not take shared data (site.toml: allow_shared_data = false)")
+        task, labels = Task.of(meta["task"]), torch.tensor(meta["labels"], dtype=torch.int64)
+        size = len(labels) * int(np.prod(task.shape))
+        x = vector_of(content, size, torch.float32).view(len(labels), *task.shape)
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < task.classes:
+            raise RefusedError(f"shared data: labels must lie between 0 and {task.classes - 1}")
+        write_atomic(self._store(meta["run"]).folder / "shared.safetensors", save({"x": x, "y": labels}))
+        self._bench = None
+        return pack({"samples": len(labels)})
+
+    def train(self, content: RecordDict) -> RecordDict:
+        """A client's round on this site's data; what it keeps is staged, not yet valid."""
+        meta = meta_of(
+            content,
+            run=str,
+            round=int,
+            lr=float,
+            client=int,
+            clients=int,
+            accepted=int,
+            safe=int,
+            shared=int,
+            settings=str,
+            task=str,
+        )
+        bench = self._bench_of(meta)
+        vector = vector_of(content, bench.wire.down.size, bench.worker.model.weights.dtype)
+        sent = clone(bench.wire.down.unpack(vector))  # each tensor where torch would let it begin
+        store = self._store(meta["run"])
+        store.commit(meta["accepted"], meta["safe"])
+        kept = store.load(meta["accepted"], bench.wire.kept.like)
+        broadcast = Broadcast(meta["round"], meta["lr"], **sent)
+        out = bench.worker.client(broadcast, ClientTask(meta["client"], kept))
+        store.stage(meta["round"], out.kept)
+        answer = torch.empty(bench.wire.up.size, dtype=vector.dtype)
+        bench.wire.up.pack(out.tree(), answer)
+        return pack(
+            {
+                "run": meta["run"],
+                "round": meta["round"],
+                "client": meta["client"],
+                "loss": out.loss,
+                "visits": out.visits,
+                "steps": out.steps,
+            },
+            answer,
+        )
+
+    def commit(self, content: RecordDict) -> RecordDict:
+        """The end of a run: which round counts for good."""
+        meta = meta_of(content, run=str, accepted=int)
+        self._store(meta["run"]).commit(meta["accepted"], meta["accepted"])
+        return pack({"accepted": meta["accepted"]})
+
+    def data(self, task: Task) -> Pair:
+        """The site's data, in the form that the server described."""
+        if self._data is None or self._data[0] != task:
+            x, y = load_server_file(self.path, task.like())
+            if not len(y):
+                raise DataError(f"{self.path}: no samples")
+            self._data = (task, (stored(x), y))
+        return self._data[1]
+
+    def _store(self, run: str) -> SiteStore:
+        return SiteStore(self.settings.folder / "state", run)
+
+    def _bench_of(self, meta: Mapping[str, Any]) -> _Bench:
+        key = tuple(meta[name] for name in ("run", "client", "clients", "shared", "settings", "task"))
+        if self._bench is None or self._bench.key != key:
+            work = self._work(meta)
+            worker = Worker(work)
+            self._bench = _Bench(key, worker, wire_of(worker))
+        return self._bench
+
+    def _work(self, meta: Mapping[str, Any]) -> Work:
+        """The run's work with this site as client ``client`` of ``clients``; the others' data are not here."""
+        from undrift.experiment.from_config import device_of, plan_of
+
+        task, config = Task.of(meta["task"]), _config(meta["settings"])
+        if not 0 <= meta["client"] < meta["clients"]:
+            raise RefusedError(f"client {meta['client']} of {meta['clients']} does not exist")
+        x, y = self._with_shared(task, meta)
+        sizes = np.zeros(meta["clients"] + 1, dtype=np.int64)
+        sizes[meta["client"] + 1] = len(y)
+        federation = Federation(x, y, np.arange(len(y), dtype=np.int64), np.cumsum(sizes))
+        spec = config.model
+        module = models.build(
+            spec.name,
+            input_shape=task.shape,
+            classes=task.classes,
+            norm=spec.norm,
+            width=spec.width,
+            hidden=tuple(spec.hidden),
+            init_scheme=spec.initialisation,
+            seed=config.seed,
+        )
+        work = Work(
+            module,
+            config.rule(),
+            federation,
+            plan_of(config),
+            nn.functional.cross_entropy,
+            device_of(config),
+        )
+        return replace(work, rule=work.rule.bind(Worker(work).model.layout))
+
+    def _with_shared(self, task: Task, meta: Mapping[str, Any]) -> Pair:
+        x, y = self.data(task)
+        if not meta["shared"]:
+            return x, y
+        try:
+            extra = load_file(self._store(meta["run"]).folder / "shared.safetensors")
+        except OSError:
+            raise RunError("the server's shared data have not arrived at this site") from None
+        if len(extra["y"]) != meta["shared"]:
+            raise RefusedError(f"{len(extra['y'])} shared samples are here, the server means {meta['shared']}")
+        return stored(torch.cat([x, extra["x"]])), torch.cat([y, extra["y"]])
+
+
+def wire_of(worker: Worker) -> Messages:
+    """The messages of the run that this worker is for, as they are sent."""
+    return Messages.of(worker.work.rule, worker.model.weights, worker.model.buffers, aligned=False)
+
+
+def _config(text: str) -> Config:
+    try:
+        return parse(json.loads(text))
+    except (ValueError, ConfigError) as error:
+        raise RefusedError(f"the server's settings are not understood here: {error}") from None

@@ -1,0 +1,96 @@
+"""What clients keep between rounds (``c_i``, ``h_i``): in memory while small, on disk when large.
+
+Only clients that took part use any room. On disk a client's memory is one safetensors file for each round in
+which it changed, memory-mapped when read; a checkpoint names the files that are valid, so that an interruption
+never mixes rounds.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from undrift.core.files import write_atomic
+from undrift.core.tree import Tree, flatten, nbytes, unflatten
+
+
+class ClientStates:
+    """Client memories by client id."""
+
+    def __init__(
+        self, like: Tree, folder: Path | None = None, budget: int = 2 << 30, device: torch.device | str = "cpu"
+    ) -> None:
+        self.like = like
+        self.device = device
+        self.budget = budget
+        self.each = nbytes(like)
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="undrift-"))
+        if folder is None:
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self._memory: dict[int, Tree] = {}
+        self._dirty: dict[int, int] = {}
+        self._files: dict[int, str] = {}
+        self._stale: list[str] = []
+
+    def get(self, client: int) -> Tree | None:
+        """What the client kept, or None if it never took part."""
+        if not self.each:
+            return None
+        if client in self._memory:
+            return self._memory[client]
+        if client in self._files:
+            return unflatten(self._read(client), self.like)
+        return None
+
+    def _read(self, client: int) -> dict[str, Tensor]:
+        """A client's file, as tensors where the run computes (in memory of their own: a file's may lie anywhere)."""
+        stored = load_file(self.folder / self._files[client])
+        return {path: tensor.to(self.device, copy=True) for path, tensor in stored.items()}
+
+    def put(self, client: int, kept: Tree, round: int) -> None:
+        """Replace what the client keeps (the store owns it from now on); call it only for rounds that count."""
+        if not self.each:
+            return
+        self._memory[client] = kept
+        self._dirty[client] = round
+        if len(self._memory) * self.each > self.budget:
+            self.flush()
+            self._memory.clear()
+
+    def flush(self) -> dict[int, str]:
+        """Write what has changed; returns the valid file of every client. Old files stay until :meth:`tidy`."""
+        for client, round in self._dirty.items():
+            name = f"client-{client}-{round}.safetensors"
+            write_atomic(
+                self.folder / name, save({k: v.cpu().contiguous() for k, v in flatten(self._memory[client]).items()})
+            )
+            if client in self._files:
+                self._stale.append(self._files[client])
+            self._files[client] = name
+        self._dirty.clear()
+        return dict(self._files)
+
+    def tidy(self) -> None:
+        """Remove files that no checkpoint names any more."""
+        for name in self._stale:
+            (self.folder / name).unlink(missing_ok=True)
+        self._stale.clear()
+
+    def restore(self, files: dict[int, str]) -> None:
+        """Go back to a checkpoint's files and remove all others."""
+        self._memory.clear()
+        self._dirty.clear()
+        self._files = dict(files)
+        valid = set(files.values())
+        for path in self.folder.glob("client-*.safetensors"):
+            if path.name not in valid:
+                path.unlink()
+
+    def __len__(self) -> int:
+        return len(self._memory.keys() | self._files.keys())

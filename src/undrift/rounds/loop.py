@@ -1,0 +1,280 @@
+"""The loop over rounds: training, evaluation, records, checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from undrift.core.machine import versions
+from undrift.core.numerics import settled
+from undrift.core.signals import interruptible
+from undrift.core.streams import stream
+from undrift.core.tree import Tree, unflatten
+from undrift.errors import DivergedError
+from undrift.rounds.client_states import ClientStates
+from undrift.rounds.engine import Engine, MakeEngine, Pending
+from undrift.rounds.full import FullRounds, Observer
+from undrift.rounds.plan import batches
+from undrift.rounds.progress import Record, summarise
+from undrift.rounds.server_step import Report, Server
+from undrift.rounds.split.rounds import SplitRounds
+from undrift.rounds.worker import Work, Worker
+from undrift.rules.rule import RoundKind
+
+Progress = Callable[[int, int, Record | None], None]
+"""Told (rounds done, rounds in all, the newest evaluation) after every round, and when an evaluation is finished."""
+CHECKPOINT_SECONDS = 10.0
+KINDS: dict[RoundKind, type[FullRounds] | type[SplitRounds]] = {
+    RoundKind.FULL: FullRounds,
+    RoundKind.SPLIT: SplitRounds,
+}
+
+
+class Measure(Protocol):
+    """Something measured in evaluated rounds; may watch clients' updates, must not change anything."""
+
+    def begin(self, worker: Worker) -> None:
+        """Take what the run computes with, before round 1 (or before the first round after a resume)."""
+        ...
+
+    def observe(self, round: int, outcome: Any, weight: float, x: Tensor) -> None:
+        """See a client's accepted update."""
+        ...
+
+    def report(self, round: int, server: Server) -> Record:
+        """What to add to the round's record (called for every round, empty where not due)."""
+        ...
+
+
+class Output(Protocol):
+    """Where a run writes (a folder)."""
+
+    path: Path
+    states: Path
+    """For what clients keep."""
+
+    def begin(self) -> None:
+        """Say whose output this is, before anything else is written."""
+        ...
+
+    def append(self, name: str, record: Record) -> None:
+        """Add a record to a JSON-lines file."""
+        ...
+
+    def records(self, name: str, last: int) -> list[Record]:
+        """The records up to round ``last``; what an interrupted run wrote after it is dropped."""
+        ...
+
+    def save(self, round: int, tensors: Tree, extra: Record) -> None:
+        """Write a checkpoint."""
+        ...
+
+    def load(self) -> tuple[Record, dict[str, Tensor]] | None:
+        """The last checkpoint, if there is one."""
+        ...
+
+    def finish(self, summary: Record) -> None:
+        """Write the summary, which marks the run as finished."""
+        ...
+
+
+@dataclass
+class Result:
+    """What a run gave."""
+
+    history: list[Record]
+    rounds: list[Record]
+    summary: Record
+    model: nn.Module
+    folder: Path | None = None
+    server: Server | None = field(default=None, repr=False)
+    profile: dict[str, float] = field(default_factory=dict)
+    """Seconds by kind of work, where the run was profiled."""
+
+
+@dataclass
+class Run:
+    """One run, ready to go."""
+
+    work: Work
+    make_engine: MakeEngine
+    workers: int | None = None
+    measures: tuple[Measure, ...] = ()
+    folder: Output | None = None
+    progress: Progress | None = None
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    state_budget: int = 2 << 30
+
+    def go(self) -> Result:
+        """Run to the end (from the last checkpoint, if the folder has one)."""
+        with settled(), contextlib.ExitStack() as stack:
+            worker = Worker(self.work)
+            engine = self.make_engine(self.work, worker, self.workers)
+            stack.callback(engine.close)
+            if self.folder:
+                self.folder.begin()
+            return Loop(self, worker, engine).go()
+
+
+class Loop:
+    """A run under way: what the server has, what has been recorded."""
+
+    def __init__(self, run: Run, worker: Worker, engine: Engine) -> None:
+        self.run, self.work, self.plan = run, run.work, run.work.plan
+        self.worker, self.engine, self.folder = worker, engine, run.folder
+        self.history: list[Record] = []
+        self.lines: list[Record] = []
+        self.bytes = {"bytes_down": 0, "bytes_up": 0}
+        self.seconds = 0.0
+        self.done = 0
+        self.pending: tuple[Record, Pending] | None = None
+        x = worker.model.weights.clone()
+        self.server = Server(x, worker.model.buffers.clone(), self.work.rule.init_server(x))
+        folder = self.folder.states if self.folder else None
+        self.states = ClientStates(self.work.rule.init_client(x), folder, run.state_budget, x.device)
+        for measure in run.measures:
+            measure.begin(worker)
+        observers: tuple[Observer, ...] = tuple(measure.observe for measure in run.measures)
+        self.rounds = KINDS[self.work.rule.kind](self.work, engine, self.states, worker, observers)
+
+    def go(self) -> Result:
+        """All rounds that are left."""
+        if not self._resume():
+            self._pretrain()
+            self._evaluate(
+                {"round": 0, "train_loss": None, "bytes_down": 0, "bytes_up": 0, "seconds": 0.0}, self.server
+            )
+        saved = time.monotonic()
+        with interruptible() as interrupted:
+            for round in range(self.done + 1, self.plan.rounds + 1):
+                try:
+                    self._round(round)
+                except DivergedError:
+                    self._checkpoint(round - 1)
+                    raise
+                if interrupted() or time.monotonic() - saved > self.run.checkpoint_seconds:
+                    self._checkpoint(round)
+                    saved = time.monotonic()
+                if interrupted():
+                    raise KeyboardInterrupt
+        return self._finish()
+
+    def _round(self, round: int) -> None:
+        start = time.perf_counter()
+        self.server, report = self.rounds.run(round, self.server)
+        seconds = time.perf_counter() - start
+        self.done = round
+        self.seconds += seconds
+        self.bytes["bytes_down"] += report.bytes_down
+        self.bytes["bytes_up"] += report.bytes_up
+        self._record_round(report, seconds)
+        self._collect()
+        due = round % self.plan.eval_every == 0 or round == self.plan.rounds
+        if due:
+            record = {
+                "round": round,
+                "train_loss": report.train_loss,
+                "bytes_down": report.bytes_down,
+                "bytes_up": report.bytes_up,
+                "seconds": seconds,
+            }
+            self._evaluate(record, self.server)
+        if not due or (self.pending is not None and round < self.plan.rounds):
+            self._tell()  # else the evaluation of this round tells of it, now or when it is finished
+
+    def _record_round(self, report: Report, seconds: float) -> None:
+        lost = [{"client": item.client, "reason": item.reason} for item in report.lost]
+        line = {"round": report.round, "clients": report.clients, "lost": lost, "lr": report.lr, "seconds": seconds}
+        self.lines.append(line)
+        if self.folder:
+            self.folder.append("rounds.jsonl", line)
+
+    def _tell(self) -> None:
+        if self.run.progress:
+            self.run.progress(self.done, self.plan.rounds, self.history[-1] if self.history else None)
+
+    def _evaluate(self, record: Record, server: Server) -> None:
+        for measure in self.run.measures:
+            record |= measure.report(record["round"], server)
+        self.pending = (record, self.engine.evaluate(server.x, server.buffers))
+        if self.engine.eager:
+            self._collect()
+
+    def _collect(self) -> None:
+        """Wait for the evaluation under way, write its record, and tell of it."""
+        if self.pending is None:
+            return
+        record, pending = self.pending
+        self.pending = None
+        scores: Record = {}
+        for name, score in pending().items():
+            scores[f"{name}_accuracy"] = score.correct / score.samples if score.counted else None
+            scores[f"{name}_loss"] = score.loss / score.samples
+        record = {"round": record["round"], **scores, **record}
+        self.history.append(record)
+        if self.folder:
+            self.folder.append("metrics.jsonl", record)
+        self._tell()
+
+    def _pretrain(self) -> None:
+        data, plan = self.work.federation.server, self.plan
+        if not plan.pretrain_epochs or data is None:
+            return
+        order = batches(len(data[1]), plan.batch_size, plan.pretrain_epochs, None, stream(plan.seed, "pretrain"))
+        x = self.worker.learn(self.server.x, self.server.buffers, data, plan.pretrain_lr, order, 0)
+        self.server = replace(self.server, x=x, buffers=self.worker.model.buffers.clone())
+
+    def _checkpoint(self, round: int) -> None:
+        self._collect()
+        if self.folder is None:
+            return
+        files = {str(client): name for client, name in self.states.flush().items()}
+        self.folder.save(round, self.server.tree(), {"clients": files, "bytes": self.bytes, "seconds": self.seconds})
+        self.states.tidy()
+
+    def _resume(self) -> bool:
+        """Go back to the last checkpoint; returns whether there is one."""
+        if self.folder is None:
+            return False
+        found = self.folder.load()
+        last = -1 if found is None else int(found[0]["round"])
+        self.history = self.folder.records("metrics.jsonl", last)
+        self.lines = self.folder.records("rounds.jsonl", last)
+        if found is None:
+            self.states.restore({})
+            return False
+        state, flat = found
+        device = self.server.x.device
+        tree = unflatten({path: tensor.to(device, copy=True) for path, tensor in flat.items()}, self.server.tree())
+        self.server = Server(tree["x"], tree["buffers"], tree["state"])
+        self.states.restore({int(client): name for client, name in state["clients"].items()})
+        self.bytes, self.seconds, self.done = state["bytes"], state["seconds"], last
+        for round in range(1, last + 1):
+            self.rounds.skip(round)
+        return True
+
+    def _finish(self) -> Result:
+        self._collect()
+        self.worker.model.load(self.server.x, self.server.buffers)
+        summary = summarise(self.history, self.plan.targets)
+        summary |= {**self.bytes, "seconds": self.seconds, "versions": versions()}
+        self._checkpoint(self.plan.rounds)
+        if self.folder:
+            self.worker.model.save(self.folder.path / "model.safetensors")
+            self.folder.finish(summary)
+        self.worker.model.module.eval()
+        return Result(
+            self.history,
+            self.lines,
+            summary,
+            self.worker.model.module,
+            self.folder.path if self.folder else None,
+            self.server,
+            self.worker.clock.seconds,
+        )

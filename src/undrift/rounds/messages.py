@@ -1,0 +1,83 @@
+"""What goes down to a client, what comes up from it and what stays there: the messages of a round, described once.
+
+Shared memory, Ray and Flower read the same description (``Messages``); both ends find it out from rule and model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from undrift.core.tree import Packing, Tree
+from undrift.rules.chain import Chain
+from undrift.rules.rehearsal import rehearse
+
+
+@dataclass
+class Broadcast:
+    """What goes down to every client of a round."""
+
+    round: int
+    lr: float
+    x: Tensor
+    buffers: Tensor
+    down: Tree
+
+    def tree(self) -> Tree:
+        """What is sent, as one tree."""
+        return {"x": self.x, "buffers": self.buffers, "down": self.down}
+
+
+@dataclass
+class ClientTask:
+    """One client's part of a round."""
+
+    client: int
+    kept: Tree
+
+
+@dataclass
+class Outcome:
+    """What comes back from a client."""
+
+    client: int
+    delta: Tensor
+    buffers: Tensor
+    up: Tree
+    kept: Tree
+    loss: float
+    """Mean training loss over the samples visited."""
+    visits: int
+    steps: int
+
+    def tree(self) -> Tree:
+        """What is sent, as one tree; what the client keeps is none of it."""
+        return {"delta": self.delta, "buffers": self.buffers, "up": self.up}
+
+
+@dataclass
+class Lost:
+    """A client that did not answer, or whose answer was refused."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Messages:
+    """How the messages of a run lie in flat vectors."""
+
+    down: Packing
+    up: Packing
+    kept: Packing
+
+    @staticmethod
+    def of(rule: Chain, x: Tensor, buffers: Tensor, *, aligned: bool = True) -> Messages:
+        """The messages of a rule about models with these vectors; not ``aligned``: without gaps, as they are sent."""
+        found = rehearse(rule, x)
+        return Messages(
+            Packing.of({"x": x, "buffers": buffers, "down": found.down}, aligned=aligned),
+            Packing.of({"delta": x, "buffers": buffers, "up": found.up}, aligned=aligned),
+            Packing.of(found.kept, aligned=aligned),
+        )

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from undrift.core.streams import stream
-from undrift.data.dataset import laid_out as stored
-from undrift.data.dataset import rows
+from undrift.data.dataset import laid_out, rows
 from undrift.errors import DataError
 
 Pair = tuple[Tensor, Tensor]
@@ -38,6 +37,15 @@ class Federation:
     extra_seed: int = 0
     central: bool = False
     """All data in one place: nothing is sent."""
+
+    def __post_init__(self) -> None:
+        """Lay all data out alike: what is computed on never depends on how it came here."""
+        for name in ("x", "y"):
+            object.__setattr__(self, name, laid_out(getattr(self, name)))
+        for name in ("server", "test", "validation"):
+            pair = getattr(self, name)
+            if pair is not None:
+                object.__setattr__(self, name, (laid_out(pair[0]), laid_out(pair[1])))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -80,8 +88,8 @@ class Federation:
         x, y = self.server
         return replace(
             self,
-            x=stored(torch.cat([self.x, x.to(self.x.dtype)])),
-            y=stored(torch.cat([self.y, y])),
+            x=torch.cat([self.x, x.to(self.x.dtype)]),
+            y=torch.cat([self.y, y]),
             extra=np.arange(len(self.x), len(self.x) + len(x), dtype=np.int64),
             extra_size=max(1, round(share * len(x))),
             extra_seed=seed,
@@ -107,13 +115,13 @@ def federation(
         raise DataError(f"client {int(np.argmin(sizes)) if len(sizes) else 0} has no training data")
     out = np.concatenate(held) if held else np.empty(0, np.int64)
     return Federation(
-        stored(x),
-        stored(y),
+        x,
+        y,
         np.concatenate(parts).astype(np.int64),
         np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         server,
         test,
-        (rows(stored(x), torch.from_numpy(out)), y[torch.from_numpy(out)]) if len(out) else None,
+        (rows(x, torch.from_numpy(out)), y[torch.from_numpy(out)]) if len(out) else None,
     )
 
 

@@ -27,7 +27,6 @@ from torch import Tensor
 from undrift.core.numerics import settle
 from undrift.core.tree import Packing, Tree, clone, copy_into
 from undrift.core.trouble import describe
-from undrift.data.dataset import laid_out
 from undrift.data.federation import Pair
 from undrift.engines.serial import carried_out, chunks
 from undrift.errors import ConfigError, RunError, UndriftError
@@ -52,7 +51,7 @@ def read_only(array: Array) -> Tensor:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A tensor as an array that Ray can map instead of copying; it comes out laid out as it went in."""
+    """A tensor as an array that Ray can map instead of copying."""
 
     array: Array
     images: bool
@@ -65,7 +64,7 @@ class _Stored:
 
     def tensor(self) -> Tensor:
         tensor = read_only(self.array)
-        return laid_out(tensor.permute(0, 3, 1, 2) if self.images else tensor)
+        return tensor.permute(0, 3, 1, 2) if self.images else tensor
 
 
 _StoredPair = tuple[_Stored, _Stored]

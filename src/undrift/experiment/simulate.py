@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from undrift.core.schedule import Kind
-from undrift.data.dataset import laid_out
 from undrift.data.federation import Federation, Pair, from_clients
 from undrift.engines.auto import engine_for
 from undrift.experiment.run_folder import RunFolder
@@ -69,8 +68,8 @@ def simulate(
     federation = clients if isinstance(clients, Federation) else from_clients(clients)
     federation = replace(
         federation,
-        server=_laid_out(server_data) or federation.server,
-        test=_laid_out(test_data) or federation.test,
+        server=_tensors(server_data) or federation.server,
+        test=_tensors(test_data) or federation.test,
     )
     plan = plan_of(
         {
@@ -100,8 +99,8 @@ def simulate(
     return Run(work, engine_for, workers, tuple(measures), folder, progress).go()
 
 
-def _laid_out(pair: Pair | None) -> Pair | None:
-    return None if pair is None else (laid_out(torch.as_tensor(pair[0])), torch.as_tensor(pair[1]))
+def _tensors(pair: Pair | None) -> Pair | None:
+    return None if pair is None else (torch.as_tensor(pair[0]), torch.as_tensor(pair[1]))
 
 
 def _described(work: Work, rule: Rule) -> dict[str, Any]:

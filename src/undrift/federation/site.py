@@ -19,7 +19,6 @@ from undrift.core.files import write_atomic
 from undrift.core.tree import clone
 from undrift.core.version import VERSION
 from undrift.data import DataSet, load_server_file
-from undrift.data.dataset import laid_out as stored
 from undrift.data.federation import Federation, Pair
 from undrift.errors import ConfigError, DataError, RunError
 from undrift.experiment.config import Config, parse
@@ -156,7 +155,7 @@ class Site:
             x, y = load_server_file(self.path, task.like())
             if not len(y):
                 raise DataError(f"{self.path}: no samples")
-            self._data = (task, (stored(x), y))
+            self._data = (task, (x, y))
         return self._data[1]
 
     def _store(self, run: str) -> SiteStore:
@@ -212,7 +211,7 @@ class Site:
             raise RunError("the server's shared data have not arrived at this site") from None
         if len(extra["y"]) != meta["shared"]:
             raise RefusedError(f"{len(extra['y'])} shared samples are here, the server means {meta['shared']}")
-        return stored(torch.cat([x, extra["x"]])), torch.cat([y, extra["y"]])
+        return torch.cat([x, extra["x"]]), torch.cat([y, extra["y"]])
 
 
 def wire_of(worker: Worker) -> Messages:

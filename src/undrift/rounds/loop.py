@@ -169,12 +169,12 @@ class Loop:
         start = time.perf_counter()
         self.server, report = self.rounds.run(round, self.server)
         seconds = time.perf_counter() - start
-        self.done = round
         self.seconds += seconds
         self.bytes["bytes_down"] += report.bytes_down
         self.bytes["bytes_up"] += report.bytes_up
         self._record_round(report, seconds)
         self._collect()
+        self.done = round
         due = round % self.plan.eval_every == 0 or round == self.plan.rounds
         if due:
             record = {

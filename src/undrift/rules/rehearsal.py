@@ -54,9 +54,14 @@ class _Rehearsal:
         self.asked = False
 
     def go(self) -> Rehearsed:
-        state = self._tree("init_server", self._call("init_server", self.x.clone()))
-        kept = self._tree("init_client", self._call("init_client", self.x.clone()))
-        down = self._tree("down", self._call("down", clone(state), 1))
+        given: Tree = {"x": self.x.clone()}
+        with self._unchanged("init_server", lambda: given):
+            state = self._tree("init_server", self._call("init_server", given["x"]))
+        with self._unchanged("init_client", lambda: given):
+            kept = self._tree("init_client", self._call("init_client", given["x"]))
+        with self._unchanged("down", lambda: {"state": state}):
+            down = self._tree("down", self._call("down", state, 1))
+        state, down, kept = clone(state), clone(down), clone(kept)  # they may share memory with each other
         random = HookRandom(0, 1, 0, self.link.name)
         at = ClientAt(self.x.clone(), clone(down), clone(kept), 1.0, 1, 1, self._full_gradient, random)
         with self._unchanged("start", lambda: {"x": at.x, "down": at.down, "kept": at.kept}):

@@ -14,7 +14,7 @@ demo: .venv/ready
 	$(BIN)/undrift demo
 
 test: .venv/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 3
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -15,6 +15,21 @@ from undrift.cli import main
 torch.set_num_threads(1)
 
 
+SLOW = (
+    "test_federation.py",
+    "test_ray.py",
+    "test_conformance.py",
+    "test_running.py",
+    "test_demo.py",
+    "test_commands.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first, so that side by side no worker is left alone with one of them in the end."""
+    items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a configuration and its data, the current one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from undrift.errors import ConfigError, DataError
 
 Array = NDArray[Any]
 
+packed = partial(gzip.compress, mtime=0)
+
 
 def idx(array: Array) -> bytes:
     head = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
@@ -24,8 +27,8 @@ def idx(array: Array) -> bytes:
 
 def write_idx(folder: Path, prefix: str, x: Array, y: Array) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(x)))
-    (folder / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(y)))
+    (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(packed(idx(x)))
+    (folder / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(packed(idx(y)))
 
 
 def write_mnist(root: Path, name: str = "mnist") -> tuple[Array, Array]:
@@ -227,7 +230,7 @@ def damage(root: Path, file: str, raw: bytes) -> None:
 
 
 IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
-WHOLE = gzip.compress(idx(np.random.default_rng(3).integers(0, 256, (20, 4, 3))))
+WHOLE = packed(idx(np.random.default_rng(3).integers(0, 256, (20, 4, 3))))
 
 
 @pytest.mark.parametrize(
@@ -236,14 +239,14 @@ WHOLE = gzip.compress(idx(np.random.default_rng(3).integers(0, 256, (20, 4, 3)))
         (IMAGES, WHOLE[:100], "damaged gzip"),
         (IMAGES, b"no gzip at all", "damaged gzip"),
         (IMAGES, WHOLE[:60] + b"\xff\xff\xff" + WHOLE[63:], "damaged gzip"),
-        (IMAGES, gzip.compress(b"\0\0\x08\x03"), "bytes, but its header"),
-        (IMAGES, gzip.compress(idx(np.zeros((20, 4, 3)))[:-1]), "255 bytes, but its header .* asks for 256"),
-        (IMAGES, gzip.compress(b"<html>"), "not an idx file"),
-        (IMAGES, gzip.compress(b""), "starts with nothing"),
-        (IMAGES, gzip.compress(idx(np.zeros(20))), "1 axes, images have 3"),
-        (LABELS, gzip.compress(idx(np.zeros((20, 4, 3)))), "3 axes, labels have 1"),
-        (LABELS, gzip.compress(idx(np.zeros(19))), "19 labels for the 20 images"),
-        (LABELS, gzip.compress(idx(np.full(20, 10))), "label 10 is out of range 0 … 9"),
+        (IMAGES, packed(b"\0\0\x08\x03"), "bytes, but its header"),
+        (IMAGES, packed(idx(np.zeros((20, 4, 3)))[:-1]), "255 bytes, but its header .* asks for 256"),
+        (IMAGES, packed(b"<html>"), "not an idx file"),
+        (IMAGES, packed(b""), "starts with nothing"),
+        (IMAGES, packed(idx(np.zeros(20))), "1 axes, images have 3"),
+        (LABELS, packed(idx(np.zeros((20, 4, 3)))), "3 axes, labels have 1"),
+        (LABELS, packed(idx(np.zeros(19))), "19 labels for the 20 images"),
+        (LABELS, packed(idx(np.full(20, 10))), "label 10 is out of range 0 … 9"),
     ],
 )
 def test_damaged_idx_files_are_named(tmp_path: Path, file: str, raw: bytes, message: str) -> None:

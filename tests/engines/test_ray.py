@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import memory_layout
 import undrift as ud
 from undrift.data.federation import Federation, from_clients
 from undrift.engines.auto import engine_for
@@ -32,6 +33,7 @@ from undrift.engines.ray import Cluster, ray_engine  # noqa: E402
 
 # Worker processes cannot import this file: what it defines travels by value.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ray.cloudpickle.register_pickle_by_value(memory_layout)
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
@@ -194,6 +196,12 @@ def test_an_error_at_a_client_names_it(cluster: RayCluster, tmp_path: Path) -> N
     run = Run(work(RULES["fedavg"], Crash(tmp_path / "x", "no such label"), 1), Cluster(), 1)
     with pytest.raises(RunError, match="no such label"):
         run.go()
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 6), (1, 1, 1), (3, 1)], ids=str)
+def test_strides_and_alignment_are_those_of_this_process(cluster: RayCluster, shape: tuple[int, ...]) -> None:
+    there, here = memory_layout.run(shape, Cluster(), 1), memory_layout.run(shape, engine_for, 0)
+    assert memory_layout.numbers(there) == memory_layout.numbers(here)
 
 
 def test_a_worker_larger_than_the_cluster_is_refused(cluster: RayCluster) -> None:

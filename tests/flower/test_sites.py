@@ -16,6 +16,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from worlds import ALGORITHMS, SITES, Nearby, federated, local, lost, parts, read_json, write_data
 
+from undrift.core.tree import flatten
 from undrift.errors import ConfigError, DataError, RunError
 from undrift.experiment.config import Config
 from undrift.experiment.run_folder import RunFolder
@@ -25,7 +26,8 @@ from undrift.federation.messages import RAW, RefusedError, meta_of, pack, vector
 from undrift.federation.run import over, refuse
 from undrift.federation.setup import init
 from undrift.rounds.loop import Result, Run
-from undrift.rounds.worker import Work
+from undrift.rounds.messages import Broadcast, ClientTask
+from undrift.rounds.worker import Work, Worker
 
 
 @pytest.fixture
@@ -288,3 +290,29 @@ def test_other_machines_may_only_do_what_sites_do(host: str, path: str, passed: 
     asyncio.run(LocalOnly(inner)(scope, None, send))
     assert bool(reached) == passed
     assert [message["status"] for message in sent if "status" in message] == ([] if passed else [403])
+
+
+def test_a_site_computes_on_the_layout_of_the_simulation(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strides and alignment of batches, broadcast and memories, whatever way they came."""
+    seen: list[tuple[Any, ...]] = []
+    step, opened = Worker._step, Worker.open_client
+
+    def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+        return (*tensor.stride(), tensor.data_ptr() % 64)
+
+    def spy_step(self: Worker, x: torch.Tensor, labels: torch.Tensor, *rest: Any) -> float:
+        seen.append((layout(x), layout(labels)))
+        return step(self, x, labels, *rest)
+
+    def spy_open(self: Worker, broadcast: Broadcast, task: ClientTask, *rest: Any) -> Any:
+        given = flatten({**broadcast.tree(), "kept": task.kept})
+        seen.append(tuple((path, layout(leaf)) for path, leaf in given.items()))
+        return opened(self, broadcast, task, *rest)
+
+    monkeypatch.setattr(Worker, "_step", spy_step)
+    monkeypatch.setattr(Worker, "open_client", spy_open)
+    local(world, "scaffold", 3)
+    here = list(seen)
+    seen.clear()
+    run(federated(world, "scaffold", 3, world / "fed" / "server"), Nearby(world / "fed", world))
+    assert seen == here

@@ -67,7 +67,7 @@ MODELS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "cnn-split": ((1, 4, 4), {}),
     "vgg11": ((3, 32, 32), {"width": 0.04}),
     "resnet8": ((3, 8, 8), {}),
-    "resnet18": ((3, 8, 8), {}),
+    "resnet18": ((3, 8, 8), {"width": 0.25}),
     "mlp": ((5,), {"hidden": (6, 4)}),
 }
 

@@ -13,13 +13,8 @@ import undrift as ud
 from undrift.rounds.loop import Result
 
 CASES = [(name, cut) for name in MODELS for cut in every_cut(paper_model(name)[0])]
-SETTINGS: dict[str, Any] = {"local_epochs": 1, "batch_size": 4, "lr": 0.05, "weight_decay": 0.01}
+SETTINGS: dict[str, Any] = {"local_epochs": 1, "batch_size": 4, "lr": 0.05, "weight_decay": 0.01, "rounds": 2}
 SIZES = (4, 8, 3)
-
-
-def settings(name: str) -> dict[str, Any]:
-    """Eleven million parameters in float64 take their time, and two rounds show no more than one."""
-    return SETTINGS | {"rounds": 1 if name == "resnet18" else 2}
 
 
 @cache
@@ -27,10 +22,10 @@ def reference(name: str, algorithm: str, norm: str = "batch") -> Result:
     model, shape = paper_model(name, norm)
     data = clients(shape, SIZES)
     if algorithm == "fedavg":
-        return run(model, data, ud.fedavg(), cohort=2, **settings(name))
+        return run(model, data, ud.fedavg(), cohort=2, **SETTINGS)
     if algorithm == "centralised":
-        return run(model, data, ud.centralised(), **settings(name))
-    return run(model, data, ud.fedavg(), local_steps=1, **settings(name))
+        return run(model, data, ud.centralised(), **SETTINGS)
+    return run(model, data, ud.fedavg(), local_steps=1, **SETTINGS)
 
 
 @pytest.mark.parametrize(("name", "cut"), CASES)
@@ -38,7 +33,7 @@ def test_sfl_v1_is_fedavg(name: str, cut: int) -> None:
     model, shape = paper_model(name)
     data = clients(shape, SIZES)
     for faithful in (False, True):
-        split = run(model, data, ud.sfl_v1(cut=cut, faithful=faithful), cohort=2, **settings(name))
+        split = run(model, data, ud.sfl_v1(cut=cut, faithful=faithful), cohort=2, **SETTINGS)
         assert gap(split, reference(name, "fedavg")) < 1e-10
 
 
@@ -47,7 +42,7 @@ def test_minibatch_sfl_with_one_client_is_centralised(name: str, cut: int) -> No
     model, shape = paper_model(name)
     data = clients(shape, SIZES)
     one = [(torch.cat([x for x, _ in data]), torch.cat([y for _, y in data]))]
-    split = run(model, one, ud.minibatch_sfl(cut=cut), **settings(name))
+    split = run(model, one, ud.minibatch_sfl(cut=cut), **SETTINGS)
     assert gap(split, reference(name, "centralised")) < 1e-10
 
 
@@ -55,7 +50,7 @@ def test_minibatch_sfl_with_one_client_is_centralised(name: str, cut: int) -> No
 def test_minibatch_sfl_synchronised_after_every_step_is_fedavg_of_one_step(name: str, cut: int) -> None:
     model, shape = paper_model(name, "group")
     algorithm = ud.minibatch_sfl(cut=cut, sync_steps=1)
-    split = run(model, clients(shape, SIZES), algorithm, local_steps=1, **settings(name))
+    split = run(model, clients(shape, SIZES), algorithm, local_steps=1, **SETTINGS)
     assert gap(split, reference(name, "fedavg of one step", "group")) < 1e-10
 
 

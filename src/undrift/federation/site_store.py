@@ -60,7 +60,7 @@ class SiteStore:
                 raise RunError(f"this site's memory of round {accepted} does not fit the model: {name}")
             if not torch.isfinite(found).all():
                 raise RunError(f"this site's memory of round {accepted} holds NaN or infinities: {name}")
-        return unflatten(stored, like)
+        return unflatten({name: stored[name].clone() for name in expected}, like)  # a file's memory may lie anywhere
 
     def rounds(self) -> list[int]:
         """The rounds whose memory lies on the disk."""

@@ -28,7 +28,7 @@ _MODELS: dict[str, Callable[..., nn.Sequential]] = {
     "mlp": plain.mlp,
     "linear": plain.linear,
 }
-_OPTIONS = {"norm": ("resnet8", "resnet18"), "width": ("vgg11",), "hidden": ("mlp",)}
+_OPTIONS = {"norm": ("resnet8", "resnet18"), "width": ("vgg11", "resnet8", "resnet18"), "hidden": ("mlp",)}
 _DEFAULTS = {"norm": "batch", "width": 1.0, "hidden": (200,)}
 _INITS = ("torch", "glorot")
 
@@ -56,7 +56,7 @@ def build(
         input_shape: shape of one sample, (channels, height, width) for images.
         classes: number of outputs.
         norm: `"batch"` or `"group"`; ResNets only.
-        width: factor on channels and hidden dense layers; VGG-11 only.
+        width: factor on channels and hidden dense layers; VGG-11 and ResNets only.
         hidden: widths of the hidden layers; `mlp` only.
         init_scheme: `"torch"`, PyTorch's own, or `"glorot"` (Glorot & Bengio, 2010; TensorFlow's default,
             used by the server-learning papers): uniform weights, zero biases.

@@ -19,14 +19,19 @@ __all__ = ["NORMS", "Residual", "resnet8", "resnet18"]
 NORMS = ("batch", "group")
 
 
-def resnet8(shape: Shape, classes: int, norm: str = "batch") -> nn.Sequential:
-    """ResNet-8 of FedPVR: 16, 32, 64 channels, one block a group."""
-    return _resnet("resnet8", shape, classes, norm, channels=(16, 32, 64), depth=1)
+def resnet8(shape: Shape, classes: int, norm: str = "batch", width: float = 1.0) -> nn.Sequential:
+    """ResNet-8 of FedPVR: 16, 32, 64 channels (times `width`), one block a group."""
+    return _resnet("resnet8", shape, classes, norm, channels=_scaled((16, 32, 64), width), depth=1)
 
 
-def resnet18(shape: Shape, classes: int, norm: str = "batch") -> nn.Sequential:
-    """ResNet-18 of MiniBatch-SFL: 64 to 512 channels, two blocks a group, 3x3 stem without pooling."""
-    return _resnet("resnet18", shape, classes, norm, channels=(64, 128, 256, 512), depth=2)
+def resnet18(shape: Shape, classes: int, norm: str = "batch", width: float = 1.0) -> nn.Sequential:
+    """ResNet-18 of MiniBatch-SFL: 64 to 512 channels (times `width`), two blocks a group, 3x3 stem without pooling."""
+    return _resnet("resnet18", shape, classes, norm, channels=_scaled((64, 128, 256, 512), width), depth=2)
+
+
+def _scaled(channels: Sequence[int], width: float) -> tuple[int, ...]:
+    """Even numbers, so that a group norm can divide them."""
+    return tuple(max(2, 2 * round(c * width / 2)) for c in channels)
 
 
 class Residual(nn.Module):
@@ -81,4 +86,4 @@ def _norm(norm: str, channels: int) -> nn.Module:
     if norm == "batch":
         return nn.BatchNorm2d(channels)
     # Wu & He (2018) find 16 channels a group as good as 32 groups; two groups at least for the narrow layers.
-    return nn.GroupNorm(max(2, channels // 16), channels)
+    return nn.GroupNorm(max(2, channels // 16) if channels % 16 == 0 else 2, channels)

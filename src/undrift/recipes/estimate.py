@@ -6,6 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -80,7 +81,8 @@ def _server_steps(config: Config, own: float, batch: int) -> float:
 def _calibrated(name: str, norm: str, width: float, form: tuple[int, int, int], batch: int) -> tuple[float, float]:
     """Seconds of a training step, and of evaluating one sample."""
     size, channels, classes = form
-    options = {"norm": norm} if name.startswith("resnet") else {"width": width} if name == "vgg11" else {}
+    own = {"norm": norm, "width": width}
+    options: dict[str, Any] = own if name.startswith("resnet") else {"width": width} if name == "vgg11" else {}
     net = models.build(name, input_shape=(channels, size, size), classes=classes, **options)
     FlatModel(net)  # lays the weights out as training does
     with settled():

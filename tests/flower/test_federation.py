@@ -225,7 +225,14 @@ def test_a_site_killed_bad_updates_and_strangers(world: World) -> None:
     world.running["run"].send_signal(signal.SIGINT)
     assert world.running.pop("run").wait(60) == 130, log()
     reasons = lost(lines())
-    for round, part in {2: "NaN", 3: "shape", 4: "float64", 5: "infinities", 6: "round 5, 6", 7: "explains"}.items():
+    for round, part in {
+        2: "NaN",
+        3: "shape",
+        4: "float64",
+        5: "infinities",
+        6: "round 5, 6",
+        7: "unexpected record",
+    }.items():
         mine = [reason for reason in reasons[round] if "site south" in reason]
         assert len(mine) == 1, reasons
         assert part in mine[0]

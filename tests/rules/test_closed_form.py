@@ -19,8 +19,8 @@ from undrift.rules.rule import Rule
 
 SIZES = (5, 12, 3, 20, 9, 1, 14)
 INPUTS, HIDDEN, CLASSES = 4, 5, 3
-TOLERANCE = 1e-9
-worst: dict[str, float] = {}
+TOLERANCE = 1e-12
+"""Rounding: the largest difference seen is below 1e-13."""
 
 
 def draw(seed: int, n: int, shift: float) -> Data:
@@ -243,12 +243,7 @@ def test_same_numbers_as_the_equations(name: str, hidden: int, tmp_path: Path) -
     drawn = set(expected.c_i) | set(expected.h_i)
     assert set(memories(tmp_path / "run")) == drawn
     assert error(expected.x, flat(start)) > 1e-3
-    worst[f"{name}-{hidden}"] = max(found.values())
     assert max(found.values()) < TOLERANCE, found
-
-
-def test_the_largest_error_is_rounding() -> None:
-    assert max(worst.values(), default=0.0) < 1e-12, max(worst, key=lambda name: worst[name])
 
 
 def memories(folder: Path) -> dict[int, dict[str, torch.Tensor]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 from rich.table import Table
 
 from undrift.cli.display import console
+from undrift.core.words import nearest
 from undrift.data.catalogue import CATALOGUE
 from undrift.data.fetch import check as check_files
 from undrift.data.fetch import fetch
@@ -86,7 +86,5 @@ def glyphs(
 
 def _known(name: str) -> str:
     if name not in CATALOGUE:
-        near = difflib.get_close_matches(name, CATALOGUE, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise DataError(f"no data set {name!r} to fetch or check{hint} (known: {', '.join(CATALOGUE)})")
+        raise DataError(f"no data set {name!r} to fetch or check; {nearest(name, CATALOGUE)}")
     return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,15 @@ def unfinished(path: Path) -> bool:
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` as indented JSON, atomically."""
     write_atomic(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """The same for JSON, which has no NaN and no infinity: such a number is null."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,14 @@ def close(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return found[0] if found else None
 
 
+def unknown(key: str, word: str, known: Iterable[str]) -> str:
+    """The message for a word that is none of those that a key takes."""
+    choices = list(known)
+    found = close(word, choices)
+    hint = f"; did you mean {found!r}?" if found else ""
+    return f"{key} = {word!r} is unknown{hint} (allowed: {', '.join(choices)})"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint: the nearest known word, or what there is."""
     choices = list(known)

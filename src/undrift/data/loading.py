@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from undrift.core.streams import stream
+from undrift.core.words import unknown
 from undrift.data.checks import as_floats, as_pixels, check_labels, check_lengths, kind_of
 from undrift.data.dataset import DataSet, channel_stats, normalised, rows
 from undrift.data.formats import read_cifar, read_idx, read_npz, read_stl
@@ -80,9 +80,7 @@ def load(
         clients: how many clients `synthetic` has.
     """
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"data.name = {name!r} is unknown{hint} (allowed: {', '.join(NAMES)})")
+        raise ConfigError(unknown("data.name", name, NAMES))
     if seed < 0:
         raise ConfigError(f"seed = {seed}: must not be negative")
     if name == "synthetic":

@@ -17,7 +17,6 @@ All randomness comes from the stream "partition" of the seed.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from undrift.core.streams import stream
+from undrift.core.words import unknown
 from undrift.errors import ConfigError, DataError
 
 Ints = NDArray[np.int64]
@@ -55,9 +55,7 @@ def partition(
     client's id for each sample (ids become 0 … N-1 in sorted order) or index lists, one per client.
     """
     if scheme not in SCHEMES:
-        near = difflib.get_close_matches(scheme, SCHEMES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"partition.scheme = {scheme!r} is unknown{hint} (allowed: {', '.join(SCHEMES)})")
+        raise ConfigError(unknown("partition.scheme", scheme, SCHEMES))
     if scheme == "given":
         return _given(given, len(labels), clients)
     if clients is None or clients < 1:

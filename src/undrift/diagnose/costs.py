@@ -12,6 +12,7 @@ from undrift.core.tree import nbytes
 from undrift.data import DataSet
 from undrift.diagnose.advice import Candidate
 from undrift.experiment.config import Config
+from undrift.experiment.from_config import work_of
 from undrift.models import blocks, cut
 from undrift.rounds.messages import Messages
 from undrift.rounds.worker import Work, Worker
@@ -54,8 +55,6 @@ def configured(config: Config, candidate: Candidate) -> Config:
 
 def bytes_of(config: Config, data: DataSet) -> Bytes:
     """One round's bytes, found by a dry run of the algorithm's messages."""
-    from undrift.experiment.from_config import work_of
-
     work = work_of(config, data)
     worker = Worker(work)
     messages = Messages.of(work.rule, worker.model.weights, worker.model.buffers)

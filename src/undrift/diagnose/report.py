@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from undrift.core.files import finite
 from undrift.diagnose.advice import LAYER_FACTOR, MILD, SPLIT_BYTES, Advice
 from undrift.diagnose.costs import Bytes, SplitFit
 from undrift.diagnose.probe import Findings
@@ -47,18 +48,8 @@ class Diagnosis:
                 for s in self.standings
             ],
         }
-        plain: dict[str, Any] = _finite(content)
+        plain: dict[str, Any] = finite(content)
         return plain
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not -float("inf") < value < float("inf"):
-        return None
-    return value
 
 
 def page(diagnosis: Diagnosis, folder: str) -> str:

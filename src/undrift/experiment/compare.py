@@ -128,7 +128,7 @@ def _mean_std(values: list[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-HEADER = ("algorithm", "setting", "seeds", "accuracy", "rolling", "T90", "rounds to .5", "MB sent", "s a run")
+HEADER = ("algorithm", "setting", "seeds", "accuracy", "rolling", "T90", "rounds to .5", "MB sent", "seconds per run")
 
 
 def cells(row: Row) -> tuple[str, ...]:

@@ -111,23 +111,28 @@ def _server_data(config: Config, data: DataSet, parts: list[Indices]) -> tuple[P
 
 def model_of(config: Config, data: DataSet) -> nn.Sequential:
     """The starting model."""
+    module = fresh_model(config, data.shape, data.classes)
+    if config.model.init is None:
+        return module
+    flat = FlatModel(module)
+    flat.read(Path(config.model.init))
+    module.load_state_dict(flat.state_dict())
+    return module
+
+
+def fresh_model(config: Config, shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    """The model for inputs of this shape, as it was drawn."""
     spec = config.model
-    module = models.build(
+    return models.build(
         spec.name,
-        input_shape=data.shape,
-        classes=data.classes,
+        input_shape=shape,
+        classes=classes,
         norm=spec.norm,
         width=spec.width,
         hidden=tuple(spec.hidden),
         init_scheme=spec.initialisation,
         seed=config.seed,
     )
-    if spec.init is None:
-        return module
-    flat = FlatModel(module)
-    flat.read(Path(spec.init))
-    module.load_state_dict(flat.state_dict())
-    return module
 
 
 def plan_of(config: Config) -> Plan:

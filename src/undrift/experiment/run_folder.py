@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from undrift.core.files import read_lines, unfinished, write_atomic, write_json
+from undrift.core.files import finite, read_lines, unfinished, write_atomic, write_json
 from undrift.core.tree import flatten
 from undrift.errors import ConfigError, RunError
 
@@ -87,16 +86,7 @@ class RunFolder:
     def append(self, name: str, record: dict[str, Any]) -> None:
         """Add a record to a JSON-lines file."""
         with open(self.path / name, "a") as file:
-            file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: such a number is null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            file.write(json.dumps(finite(record), allow_nan=False) + "\n")
 
 
 def _refuse_other(path: Path, settings: Settings) -> None:

@@ -19,6 +19,7 @@ from undrift.data import DataSet
 from undrift.engines.auto import cores
 from undrift.errors import InputError, RunError, UndriftError
 from undrift.experiment.config import Config
+from undrift.experiment.from_config import data_of, run_config, work_of
 from undrift.rounds.progress import note_of
 
 
@@ -37,8 +38,6 @@ class Refusal(str):
 
 def check(runs: Sequence[Planned], loaded: dict[str, DataSet]) -> None:
     """Refuse wrong input before the first run starts; seeds change only draws, so one run of each setting will do."""
-    from undrift.experiment.from_config import work_of
-
     settings = {repr(planned.config.with_(("seed", 0))): planned.config for planned in reversed(runs)}
     for config in reversed(settings.values()):
         work_of(config, _data(config, loaded))
@@ -91,8 +90,6 @@ def run_many(
 
 
 def _data(config: Config, loaded: dict[str, DataSet]) -> DataSet:
-    from undrift.experiment.from_config import data_of
-
     key = repr(
         (
             config.data,
@@ -116,8 +113,6 @@ def _start(planned: Planned, data: DataSet) -> tuple[Connection, tuple[Planned, 
 
 
 def _one(planned: Planned, data: DataSet, pipe: Connection) -> None:
-    from undrift.experiment.from_config import run_config
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settle()  # a fork has none of its parent's threads; waiting for them would last for ever
     config = planned.config.with_(("engine.workers", 0))

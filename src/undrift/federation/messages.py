@@ -53,7 +53,7 @@ def meta_of(content: RecordDict, **fields: type | tuple[type, ...]) -> Meta:
 def vector_of(content: RecordDict, size: int, dtype: torch.dtype) -> Tensor:
     """The vector of a message: so many finite numbers of this type, and nothing besides."""
     if extra := sorted(set(content) - {"meta", "vector"}):
-        raise RefusedError(f"unknown record {extra[0]!r}: the message is larger than the model explains")
+        raise RefusedError(f"unexpected record {extra[0]!r}: only values and one vector are expected")
     record = content.get("vector")
     if not isinstance(record, ArrayRecord) or list(record) != ["vector"]:
         raise RefusedError("the message must hold one vector")
@@ -61,12 +61,12 @@ def vector_of(content: RecordDict, size: int, dtype: torch.dtype) -> Tensor:
     if array.dtype != _name(dtype):
         raise RefusedError(f"numbers of type {array.dtype[:20]}, {_name(dtype)} is needed")
     if tuple(array.shape) != (size,):
-        raise RefusedError(f"shape {list(array.shape)}, the model explains [{size}]")
+        raise RefusedError(f"expected shape [{size}], got {list(array.shape)}")
     if array.stype != RAW:
         raise RefusedError(f"vector written as {array.stype[:20]!r}, only {RAW!r} is read")
     wanted = size * torch.empty(0, dtype=dtype).element_size()
     if len(array.data) != wanted:
-        raise RefusedError(f"{len(array.data)} bytes, the model explains {wanted}")
+        raise RefusedError(f"expected {wanted} bytes, got {len(array.data)}")
     vector = torch.frombuffer(bytearray(array.data), dtype=dtype) if size else torch.empty(0, dtype=dtype)
     if not torch.isfinite(vector).all():
         raise RefusedError("NaN or infinities in the update")

@@ -21,6 +21,7 @@ from undrift.data.federation import Federation, Pair
 from undrift.data.formats import read_npz
 from undrift.errors import ConfigError, DataError, RunError
 from undrift.experiment.config import Config
+from undrift.experiment.from_config import data_of, device_of, model_of, plan_of
 from undrift.federation.engine import AtSites, Exchange, Flower, Terms
 from undrift.federation.link import Link, on_grid
 from undrift.federation.messages import RefusedError, meta_of, pack
@@ -172,8 +173,6 @@ def _samples(name: str, answer: Any, config: Config) -> int:
 
 def server_data(config: Config) -> DataSet:
     """What the server has: test data, and the form that everybody's data have."""
-    from undrift.experiment.from_config import data_of
-
     if config.data.name != "npz" or config.data.path is None:
         return data_of(config)
     path = Path(config.data.path)
@@ -192,8 +191,6 @@ def server_data(config: Config) -> DataSet:
 
 def work_of(config: Config, data: DataSet, samples: list[int]) -> Work:
     """The server's work: every client's size, nobody's rows."""
-    from undrift.experiment.from_config import device_of, model_of, plan_of
-
     offsets = np.concatenate([[0], np.cumsum(samples)]).astype(np.int64)
     server: Pair | None = None
     if config.server_data is not None:

@@ -14,7 +14,6 @@ from flwr.app import RecordDict
 from safetensors.torch import load_file, save
 from torch import nn
 
-from undrift import models
 from undrift.core.files import write_atomic
 from undrift.core.tree import clone
 from undrift.core.version import VERSION
@@ -22,6 +21,7 @@ from undrift.data import DataSet, load_server_file
 from undrift.data.federation import Federation, Pair
 from undrift.errors import ConfigError, DataError, RunError
 from undrift.experiment.config import Config, parse
+from undrift.experiment.from_config import device_of, fresh_model, plan_of
 from undrift.federation.messages import RefusedError, meta_of, pack, vector_of
 from undrift.federation.setup import SiteFolder
 from undrift.federation.site_store import SiteStore
@@ -171,8 +171,6 @@ class Site:
 
     def _work(self, meta: Mapping[str, Any]) -> Work:
         """The run's work with this site as client ``client`` of ``clients``; the others' data are not here."""
-        from undrift.experiment.from_config import device_of, plan_of
-
         task, config = Task.of(meta["task"]), _config(meta["settings"])
         if not 0 <= meta["client"] < meta["clients"]:
             raise RefusedError(f"client {meta['client']} of {meta['clients']} does not exist")
@@ -180,17 +178,7 @@ class Site:
         sizes = np.zeros(meta["clients"] + 1, dtype=np.int64)
         sizes[meta["client"] + 1] = len(y)
         federation = Federation(x, y, np.arange(len(y), dtype=np.int64), np.cumsum(sizes))
-        spec = config.model
-        module = models.build(
-            spec.name,
-            input_shape=task.shape,
-            classes=task.classes,
-            norm=spec.norm,
-            width=spec.width,
-            hidden=tuple(spec.hidden),
-            init_scheme=spec.initialisation,
-            seed=config.seed,
-        )
+        module = fresh_model(config, task.shape, task.classes)
         work = Work(
             module,
             config.rule(),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from undrift.errors import ConfigError
+from undrift.rounds.progress import Record
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from undrift.rounds.messages import Outcome
     from undrift.rounds.server_step import Server
     from undrift.rounds.worker import Worker
-
-Record = dict[str, Any]
 
 
 @dataclass

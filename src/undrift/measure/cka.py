@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from undrift.core.streams import stream
 from undrift.data.dataset import rows
 from undrift.errors import ConfigError
-from undrift.measure.base import Periodic, Record
+from undrift.measure.base import Periodic
+from undrift.rounds.progress import Record
 
 if TYPE_CHECKING:
     from undrift.data.federation import Pair

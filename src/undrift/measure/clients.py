@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from undrift.data.dataset import rows
-from undrift.measure.base import Periodic, Record
+from undrift.measure.base import Periodic
+from undrift.rounds.progress import Record
 
 if TYPE_CHECKING:
     from undrift.data.federation import Pair

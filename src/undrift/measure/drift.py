@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from undrift.measure.base import Periodic, Record
+from undrift.measure.base import Periodic
+from undrift.rounds.progress import Record
 
 if TYPE_CHECKING:
     from undrift.core.vector import Layer

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from undrift.data.skew import label_counts
-from undrift.measure.base import Periodic, Record
+from undrift.measure.base import Periodic
+from undrift.rounds.progress import Record
 
 if TYPE_CHECKING:
     from undrift.data.federation import Federation

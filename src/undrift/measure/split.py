@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from undrift.core.streams import stream
-from undrift.measure.base import Periodic, Record
+from undrift.measure.base import Periodic
 from undrift.measure.gradients import dissimilarity
 from undrift.models.blocks import blocks
 from undrift.rounds.plan import batches
+from undrift.rounds.progress import Record
 from undrift.rounds.split.parts import blocks_at_client, halve
 from undrift.rules.rule import Owns
 from undrift.rules.split import Split

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
+from undrift.core.words import unknown
 from undrift.errors import ConfigError
 from undrift.models import plain, resnet
 from undrift.models.blocks import blocks, cut
@@ -83,9 +83,7 @@ def _glorot(layer: nn.Module) -> None:
 
 def _check(name: str, shape: Sequence[int], classes: int, init: str, options: dict[str, object]) -> None:
     if name not in _MODELS:
-        near = difflib.get_close_matches(name, _MODELS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(f"model.name = {name!r} is unknown{hint}; known: {', '.join(_MODELS)}")
+        raise ConfigError(unknown("model.name", name, _MODELS))
     for key, owners in _OPTIONS.items():
         if name not in owners and options[key] != _DEFAULTS[key]:
             raise ConfigError(f"model.{key} does not apply to {name!r}, only to {', '.join(owners)}")

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from undrift.errors import InputError
+from undrift.experiment.config import read
+from undrift.experiment.from_config import data_of, federation_of
 from undrift.measure.skew import counts_of
 from undrift.report import coverage, curves, partition
 from undrift.report.runs import Group, RunRecord, find
@@ -48,9 +50,6 @@ def _partitions(groups: Sequence[Group]) -> list[RunRecord]:
 
 
 def _counts(run: RunRecord) -> tuple[Any, str]:
-    from undrift.experiment.config import read
-    from undrift.experiment.from_config import data_of, federation_of
-
     config = read(run.path / "config.toml")
     data = data_of(config)
     spec = config.partition

@@ -114,8 +114,8 @@ class Plan(Train):
         if self.local_steps is None:
             return self.local_epochs * samples
         size = self.batch_size or samples
-        walks, rest = divmod(self.local_steps, math.ceil(samples / size))
-        return walks * samples + rest * size
+        passes, rest = divmod(self.local_steps, math.ceil(samples / size))
+        return passes * samples + rest * size
 
     def weight(self, samples: int) -> float:
         """A client's weight before normalisation."""
@@ -168,7 +168,7 @@ def batches(
 ) -> Iterator[Indices]:
     """Positions of each batch: every epoch visits every sample once in a fresh order, the last short batch too.
 
-    With ``steps`` the walk goes on, reshuffled whenever it is exhausted, until so many batches are made.
+    With ``steps`` so many batches are made, reshuffled whenever all samples have been visited.
     """
     size = batch_size or samples
     remaining = steps if steps is not None else epochs * math.ceil(samples / size)

@@ -170,7 +170,7 @@ class SplitRounds:
 
 
 def timetable(cohort: list[int], plan: Plan, sizes: dict[int, int]) -> Timetable:
-    """The timetable of a round; with ``local_steps`` all clients walk equally far."""
+    """The timetable of a round; with ``local_steps`` all clients make equally many steps."""
     if plan.local_steps is not None:
         return Timetable(dict.fromkeys(cohort, plan.local_steps), 1)
     batches = {client: math.ceil(n / (plan.batch_size or n)) for client, n in sizes.items()}

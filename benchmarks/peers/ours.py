@@ -9,7 +9,6 @@ import undrift
 from peers import common
 from undrift import models
 from undrift.data.federation import federation
-from undrift.rounds.loop import simulate
 from undrift.rules import RULES
 
 
@@ -26,12 +25,12 @@ def main() -> None:
         work["model"], input_shape=tuple(work["shape"]), classes=work["classes"], seed=work["seed"], **options
     )
     clock = common.Clock(work["rounds"])
-    result = simulate(
+    result = undrift.simulate(
         module, federation(x, y, parts), RULES[work["algorithm"]](),
         test_data=common.data(work, "test") if work["eval_every"] else None,
         rounds=work["rounds"], cohort=work["cohort"], batch_size=work["batch"], lr=work["lr"],
         eval_every=work["eval_every"] or work["rounds"], seed=work["seed"], workers=work["workers"],
-        precision=work["precision"], progress=lambda *_: clock.tick(),
+        precision=work["precision"], progress=lambda round, *_: clock.at(round),
     )  # fmt: skip
     torch.set_num_threads(1)
     common.report(work, clock, result.model, {"undrift": undrift.__version__})

@@ -21,6 +21,8 @@ from undrift.recipes.recipe import Recipe
 from undrift.recipes.run import Options, arms_of, fixed_for, planned
 from undrift.recipes.scale import samples_of
 from undrift.recipes.standin import FORMS
+from undrift.rules.fsl import Fsl
+from undrift.rules.rule import Owns
 
 TEST_SAMPLES = {"emnist": 18_800, "stl10": 8_000, "digits": 355}
 EVAL_BATCH = 20
@@ -59,7 +61,7 @@ def seconds_of(config: Config) -> float:
     own = samples / clients
     batch = min(train.batch_size or math.ceil(own), math.ceil(own))
     local = train.local_steps or train.local_epochs * math.ceil(own / batch)
-    if config.algorithm["name"] == "centralised":
+    if Owns.EVERYTHING in config.rule().owns:
         cohort, local = 1, train.local_epochs * math.ceil(samples / batch)
     steps = train.rounds * cohort * local + train.rounds * _server_steps(config, own, batch)
     form = FORMS.get(data.name, (8, 1, 10))
@@ -70,10 +72,11 @@ def seconds_of(config: Config) -> float:
 
 def _server_steps(config: Config, own: float, batch: int) -> float:
     server = config.server_data
-    if server is None or "fsl" not in config.algorithm["name"]:
+    learning = next((link for link in config.rule().links if isinstance(link, Fsl)), None)
+    if server is None or learning is None:
         return 0.0
     size = server.size or (server.contributors or 1) * (server.samples or 500)
-    epochs = config.algorithm.get("fsl", {}).get("epochs") or math.ceil(own / size)
+    epochs = learning.epochs or math.ceil(own / size)
     return float(epochs * math.ceil(size / batch))
 
 

@@ -135,7 +135,7 @@ def bad(kind: str, reply: RecordDict) -> RecordDict:
 
 
 BAD = {
-    "shape": "shape", "larger": "unexpected record", "dtype": "float64, float32 is needed", "nan": "NaN",
+    "shape": "shape", "larger": "got [780]", "dtype": "float64, float32 is needed", "nan": "NaN",
     "inf": "infinities", "round": "round 6, 7 was asked for", "loss": "loss is NaN", "extra": "unknown record",
     "pickle": "only 'undrift.raw' is read",
 }  # fmt: skip

@@ -153,7 +153,7 @@ def test_torch_scheme_is_pytorchs_own() -> None:
 
 REFUSED: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
     ("cnn-cifr", CIFAR, {}, "did you mean 'cnn-cifar'"),
-    ("zzz", CIFAR, {}, "known: cnn-emnist"),
+    ("zzz", CIFAR, {}, "allowed: cnn-emnist"),
     ("cnn-cifar", (64,), {}, r"'cnn-cifar' needs images .* \(64,\)"),
     ("resnet8", (8, 8), {}, r"'resnet8' needs images .* \(8, 8\)"),
     ("cnn-cifar", (3, 3, 3), {}, r"'cnn-cifar'.*\(3, 3, 3\) are too small"),

@@ -231,7 +231,7 @@ def test_a_site_killed_bad_updates_and_strangers(world: World) -> None:
         4: "float64",
         5: "infinities",
         6: "round 5, 6",
-        7: "unexpected record",
+        7: "expected shape",
     }.items():
         mine = [reason for reason in reasons[round] if "site south" in reason]
         assert len(mine) == 1, reasons

@@ -136,7 +136,7 @@ def bad(kind: str, reply: RecordDict) -> RecordDict:
 
 BAD = {
     "shape": "shape", "larger": "got [780]", "dtype": "float64, float32 is needed", "nan": "NaN",
-    "inf": "infinities", "round": "round 6, 7 was asked for", "loss": "loss is NaN", "extra": "unknown record",
+    "inf": "infinities", "round": "round 6, 7 was asked for", "loss": "loss is NaN", "extra": "unexpected record",
     "pickle": "only 'undrift.raw' is read",
 }  # fmt: skip
 

@@ -80,7 +80,7 @@ def _found(outputs: Tensor, targets: Nested, loss: Loss | None) -> Task:
 
 
 def _scores_classes(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
-    """Whether a higher score of the right class lowers the loss, any other one raises it, and every column counts."""
+    """Whether the loss pulls up the right class most (for nine samples of ten), and every column counts in it."""
     scores = outputs.detach().clone().requires_grad_()
     try:
         (slope,) = torch.autograd.grad(loss(scores, targets), [scores])
@@ -89,8 +89,8 @@ def _scores_classes(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
     if outputs.dim() != 2:
         return True
     right = slope.gather(1, targets[:, None])
-    others = slope.scatter(1, targets[:, None], 0.0)
-    return bool((right < 0).all() and (others >= -1e-6 * right.abs().max()).all() and (slope != 0).any(0).all())
+    others = slope.scatter(1, targets[:, None], float("inf")).amin(1, keepdim=True)
+    return bool((right <= others).double().mean() >= 0.9 and (slope != 0).any(0).all())
 
 
 def _try_loss(loss: Loss, outputs: Tensor, targets: Nested) -> None:

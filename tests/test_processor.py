@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def test_onednn_is_limited_only_where_tiles_are_hidden(
     monkeypatch.setattr(processor, "announces_amx", lambda: bool(announced))
     monkeypatch.setattr(processor, "describes_tiles", lambda: bool(described))
     processor.avoid_broken_amx()
-    assert (processor.os.environ.get(processor.ISA) == processor.WITHOUT_AMX) is limited
+    assert (os.environ.get(processor.ISA) == processor.WITHOUT_AMX) is limited
 
 
 def test_what_the_user_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +38,7 @@ def test_what_the_user_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(processor, "announces_amx", lambda: True)
     monkeypatch.setattr(processor, "describes_tiles", lambda: False)
     processor.avoid_broken_amx()
-    assert processor.os.environ[processor.ISA] == "AVX2"
+    assert os.environ[processor.ISA] == "AVX2"
 
 
 def test_bf16_runs_on_this_processor() -> None:

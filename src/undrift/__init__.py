@@ -4,9 +4,9 @@ Drift controls that compose: every algorithm is FedAvg plus rules, joined with `
 """
 
 # ruff: noqa: E402
-from undrift.core.processor import avoid_broken_amx
+from undrift.core.processor import avoid_broken_amx as _avoid_broken_amx
 
-avoid_broken_amx()  # before anything computes with PyTorch
+_avoid_broken_amx()  # before anything computes with PyTorch
 
 from undrift.core.version import VERSION
 from undrift.data.federation import Federation, from_clients

@@ -1,8 +1,8 @@
 """What a processor announces and does not do.
 
-Some virtual machines announce AMX (matrix instructions, which bf16 is computed with) but hide the description of its
-tiles (CPUID leaf 0x1D is empty). oneDNN, which computes for PyTorch, then sets up tiles of no size, and the process dies
-of an illegal instruction at its first matrix in bf16. There, oneDNN is told to do without AMX.
+Some virtual machines announce AMX (matrix instructions, which bf16 is computed with) but hide the description of
+its tiles (CPUID leaf 0x1D is empty). oneDNN, which computes for PyTorch, then sets up tiles of no size, and the
+process dies of an illegal instruction at its first matrix in bf16. There, oneDNN is told to do without AMX.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from undrift.core.files import read_lines
 from undrift.diagnose.advice import Candidate
 from undrift.diagnose.costs import configured
 from undrift.errors import ConfigError, RunError
+from undrift.experiment.compare import monitor_of
 from undrift.experiment.config import Config
 from undrift.experiment.run_many import Planned, run_many
-from undrift.experiment.compare import monitor_of
 from undrift.rounds.progress import reached
 
 VALIDATION = 0.1

@@ -28,7 +28,7 @@ NAMES = {
 
 
 def test_exported_names() -> None:
-    """A name flatten or enters the public interface on purpose only."""
+    """A name leaves or enters the public interface on purpose only."""
     assert set(ud.__all__) == NAMES
     assert list(ud.__all__) == sorted(ud.__all__)
     known = [getattr(ud, name) for name in NAMES]

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from memory_layout import SHAPES, numbers, run, unaligned
-from undrift.data.dataset import laid_out, rows
 from undrift.data.federation import federation
+from undrift.data.layout import laid_out, rows
+from undrift.data.samples import InMemory
 from undrift.engines.auto import engine_for
 
 
@@ -47,11 +48,12 @@ def test_data_are_laid_out_alike_wherever_they_come_from(shape: tuple[int, ...])
 def test_every_part_of_a_federation_is_laid_out() -> None:
     x, y = unaligned(torch.randn(30, 1, 4, 4)), unaligned(torch.arange(30) % 3)
     parts = [np.arange(0, 15), np.arange(15, 30)]
-    made = federation(x, y, parts, server=(x, y), test=(x, y), validation=0.2)
-    assert made.server is not None
-    assert made.test is not None
-    assert made.validation is not None
-    for tensor in (made.x, *made.server, *made.test, *made.validation, made.shared(1.0, 0).x):
+    pool = InMemory(x, y)
+    made = federation(pool, parts, server=InMemory(x, y), test=InMemory(x, y), validation=0.2)
+    found = [made.pool, made.server, made.test, made.validation, made.shared(1.0, 0).pool]
+    tensors = [leaf for part in found if isinstance(part, InMemory) for leaf in (part.inputs, part.targets)]
+    assert len(tensors) == 10
+    for tensor in tensors:
         assert tensor.data_ptr() % 64 == 0
         if tensor.dim() == 4:
             assert tensor.stride() == (16, 1, 4, 1)

@@ -19,6 +19,7 @@ from undrift.core.streams import stream, torch_seed
 from undrift.core.tree import Packing, clone, flatten, nbytes, unflatten
 from undrift.core.vector import FlatModel, merge
 from undrift.data.federation import federation, from_clients
+from undrift.data.samples import InMemory
 from undrift.errors import ConfigError, DataError, RunError
 from undrift.experiment.run_folder import RunFolder
 from undrift.rounds.client_states import ClientStates
@@ -361,7 +362,7 @@ def test_a_federation_from_clients() -> None:
     made = from_clients(pairs())
     assert len(made) == 3
     assert made.sizes.tolist() == [3, 5, 2]
-    assert made.x[torch.from_numpy(made.rows(1))].flatten().tolist() == [100, 101, 102, 103, 104]
+    assert made.pool.take(made.rows(1))[0].flatten().tolist() == [100, 101, 102, 103, 104]
     pooled = made.pooled()
     assert (len(pooled), pooled.central, pooled.size(0)) == (1, True, 10)
 
@@ -372,7 +373,7 @@ def test_shared_data_is_a_multiset_and_weighs() -> None:
     assert made.shared_bytes == 0
     shared = made.shared(1.0, seed=0)
     assert shared.sizes.tolist() == [7, 9, 6]
-    assert shared.y[torch.from_numpy(shared.rows(2))].tolist() == [2, 2, 9, 9, 9, 9]
+    assert shared.pool.take(shared.rows(2))[1].tolist() == [2, 2, 9, 9, 9, 9]
     assert shared.shared_bytes == 4 * (4 + 8)
     half = made.shared(0.5, seed=0)
     assert half.sizes.tolist() == [5, 7, 4]
@@ -385,22 +386,22 @@ def test_shared_data_is_a_multiset_and_weighs() -> None:
 
 
 def test_validation_data_is_held_out_of_every_client() -> None:
-    x, y = torch.arange(100.0)[:, None], torch.zeros(100).long()
+    pool = InMemory(torch.arange(100.0)[:, None], torch.zeros(100).long())
     parts = [np.arange(0, 40), np.arange(40, 99), np.array([99])]
-    made = federation(x, y, parts, validation=0.1, seed=3)
+    made = federation(pool, parts, validation=0.1, seed=3)
     assert made.sizes.tolist() == [36, 53, 1]
     assert made.validation is not None
     held, trained = (
-        set(made.validation[0].flatten().tolist()),
-        set(made.x[torch.from_numpy(made.indices)].flatten().tolist()),
+        set(made.validation.take(np.arange(10))[0].flatten().tolist()),
+        set(made.pool.take(made.indices)[0].flatten().tolist()),
     )
     assert len(held) == 10
     assert not held & trained
     assert held | trained == set(range(100))
-    again = federation(x, y, parts, validation=0.1, seed=3)
+    again = federation(pool, parts, validation=0.1, seed=3)
     assert (again.indices == made.indices).all()
     with pytest.raises(DataError, match="client 1 has no training data"):
-        federation(x, y, [np.arange(3), np.arange(0)])
+        federation(pool, [np.arange(3), np.arange(0)])
 
 
 # Accuracy over time.

@@ -16,6 +16,7 @@ LAYERS = (
     ("errors",),
     ("core",),
     ("data", "models"),
+    ("tasks",),
     ("rules",),
     ("rounds",),
     ("engines", "measure"),

@@ -23,8 +23,9 @@ from undrift.experiment.from_config import run_config
 from undrift.rounds.loop import Result, Run
 from undrift.rounds.plan import Plan
 from undrift.rounds.prepare import prepare
-from undrift.rounds.worker import Loss, Work
+from undrift.rounds.work import Work
 from undrift.rules.rule import Rule
+from undrift.tasks import Loss
 
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster as RayCluster  # noqa: E402

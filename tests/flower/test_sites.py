@@ -27,7 +27,8 @@ from undrift.federation.run import over, refuse
 from undrift.federation.setup import init
 from undrift.rounds.loop import Result, Run
 from undrift.rounds.messages import Broadcast, ClientTask
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 
 
 @pytest.fixture
@@ -300,7 +301,7 @@ def test_a_site_computes_on_the_layout_of_the_simulation(world: Path, monkeypatc
     def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
         return (*tensor.stride(), tensor.data_ptr() % 64)
 
-    def spy_step(self: Worker, x: torch.Tensor, labels: torch.Tensor, *rest: Any) -> float:
+    def spy_step(self: Worker, x: torch.Tensor, labels: torch.Tensor, *rest: Any) -> torch.Tensor:
         seen.append((layout(x), layout(labels)))
         return step(self, x, labels, *rest)
 

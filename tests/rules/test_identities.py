@@ -27,7 +27,8 @@ from undrift.rounds.messages import Broadcast, ClientTask, Lost, Outcome
 from undrift.rounds.plan import Plan
 from undrift.rounds.prepare import prepare
 from undrift.rounds.server_step import Server
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 from undrift.rules.rule import Owns, Rule
 
 PAIRS = [tensors(c) for c in CLIENTS]

@@ -32,7 +32,8 @@ from undrift.rounds.split.messages import Gradient, Smashed
 from undrift.rounds.split.noise import Noise
 from undrift.rounds.split.parts import SplitParts
 from undrift.rounds.split.rounds import SplitRounds, timetable
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 from undrift.rules import named
 
 SIZES = (3, 12, 8, 7)

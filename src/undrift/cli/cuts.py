@@ -31,7 +31,7 @@ def cuts(
     federation, plan = federation_of(settings, data), plan_of(settings)
     rows = cut_table(model_of(settings, data), data.shape)
     clients, visits = expected_visits(plan, [int(size) for size in federation.sizes])
-    show(settings.model.name, rows, clients, visits, federation.y[0].nbytes)
+    show(settings.model.name, rows, clients, visits, federation.pool.bytes_each[1])
 
 
 def show(model: str, rows: Sequence[Cut], clients: int, visits: int, label_bytes: int) -> None:

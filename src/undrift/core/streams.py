@@ -30,6 +30,8 @@ _NAMES = (
     "limit",
     "synthetic",
     "hook",
+    "item",
+    "client-test",
 )
 _PURPOSES = {name: number for number, name in enumerate(_NAMES, start=101)}
 """All purposes of the package, each with a number of its own; new ones are added at the end."""

@@ -8,7 +8,7 @@ order, which convolutions on a CPU prefer.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,8 +131,12 @@ def _layers(module: nn.Module, entries: tuple[Entry, ...]) -> tuple[Layer, ...]:
 class FlatModel:
     """A copy of a module whose trainable parameters, gradients and buffers are three flat vectors."""
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, module: nn.Module, device: torch.device | str = "cpu", statistics: Collection[str] | None = None
+    ) -> None:
         self.module = copy.deepcopy(module).to(device)
+        # What was left in evaluation mode stays so while the rest trains; a model that is so as a whole is trained.
+        self._resting = [part for part in self.module.modules() if not part.training] if module.training else []
         named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         if not named:
             raise ConfigError("the model has no trainable parameters")
@@ -151,10 +155,13 @@ class FlatModel:
             view.copy_(parameter.data)
             parameter.data = view
             parameter.grad = grad
-        self._flatten_buffers(dtype, device)
+        self._flatten_buffers(dtype, device, statistics)
 
-    def _flatten_buffers(self, dtype: torch.dtype, device: torch.device | str) -> None:
-        named = [(n, b) for n, b in self.module.named_buffers() if b.is_floating_point()]
+    def _flatten_buffers(
+        self, dtype: torch.dtype, device: torch.device | str, statistics: Collection[str] | None
+    ) -> None:
+        floating = [(n, b) for n, b in self.module.named_buffers() if b.is_floating_point()]
+        named = [(n, b) for n, b in floating if statistics is None or n in statistics]
         self.buffer_layout = Layout(_entries(list(named)))
         self.buffers = torch.empty(self.buffer_layout.size, dtype=dtype, device=device)
         for (name, buffer), entry in zip(named, self.buffer_layout.entries, strict=True):
@@ -164,6 +171,13 @@ class FlatModel:
             self.module.get_submodule(owner)._buffers[key] = view
         whole = [b for _, b in self.module.named_buffers() if not b.is_floating_point()]
         self._counters = [(counter, counter.clone()) for counter in whole]
+
+    def mode(self, training: bool) -> None:
+        """Training or evaluation mode; walking over all modules is worth avoiding for small models."""
+        if self.module.training != training:
+            self.module.train(training)
+            for part in self._resting:
+                part.training = False
 
     def differentiate(self, loss: Tensor) -> tuple[Tensor, ...]:
         """The gradient of ``loss``, one tensor for each parameter.
@@ -197,6 +211,12 @@ class FlatModel:
             name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
             for name, tensor in self.module.state_dict().items()
         }
+
+    def ordinary(self, like: nn.Module) -> nn.Module:
+        """A module like the one that was given, with these weights, in tensors of their own; in evaluation mode."""
+        module = copy.deepcopy(like)
+        module.load_state_dict(self.state_dict())
+        return module.eval()
 
     def save(self, path: Path) -> None:
         """Write the model as a safetensors file, atomically."""

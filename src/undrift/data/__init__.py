@@ -1,7 +1,8 @@
 """Data sets, how they are split over clients, and what the server has of its own."""
 
 from undrift.data.augment import flip_crop
-from undrift.data.dataset import DataSet, rows
+from undrift.data.dataset import DataSet
+from undrift.data.layout import rows
 from undrift.data.loading import NAMES, data_root, load
 from undrift.data.partition import SCHEMES, load_indices, partition
 from undrift.data.server import SOURCES, load_server_file, server_indices

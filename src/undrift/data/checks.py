@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from undrift.data.dataset import laid_out
+from undrift.data.layout import laid_out
 from undrift.errors import DataError
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from undrift.core.streams import stream
-from undrift.data.dataset import laid_out, rows
+from undrift.data.own import pooled, samples_of
+from undrift.data.samples import Collate, InMemory, Samples
 from undrift.errors import DataError
 
-Pair = tuple[Tensor, Tensor]
 Indices = NDArray[np.int64]
 
 
@@ -24,28 +23,20 @@ Indices = NDArray[np.int64]
 class Federation:
     """Who has which data. Rows of client ``i``: ``indices[offsets[i]:offsets[i+1]]``, then its share of ``D_0``."""
 
-    x: Tensor
-    y: Tensor
+    pool: Samples
     indices: Indices
     offsets: Indices
-    server: Pair | None = None
-    test: Pair | None = None
-    validation: Pair | None = None
+    server: Samples | None = None
+    test: Samples | None = None
+    validation: Samples | None = None
+    tests: tuple[Indices, ...] | None = None
+    """Rows of the pool that each client keeps for testing, where clients have test data of their own."""
     extra: Indices | None = None
-    """Rows of ``D_0`` within ``x``, where clients train on it too."""
+    """Rows of ``D_0`` within the pool, where clients train on it too."""
     extra_size: int = 0
     extra_seed: int = 0
     central: bool = False
     """All data in one place: nothing is sent."""
-
-    def __post_init__(self) -> None:
-        """Lay all data out alike: what is computed on never depends on how it came here."""
-        for name in ("x", "y"):
-            object.__setattr__(self, name, laid_out(getattr(self, name)))
-        for name in ("server", "test", "validation"):
-            pair = getattr(self, name)
-            if pair is not None:
-                object.__setattr__(self, name, (laid_out(pair[0]), laid_out(pair[1])))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -60,7 +51,7 @@ class Federation:
         return int(self.offsets[client + 1] - self.offsets[client]) + self.extra_size
 
     def rows(self, client: int) -> Indices:
-        """The rows of ``x`` and ``y`` that a client trains on."""
+        """The rows of the pool that a client trains on."""
         own = self.indices[self.offsets[client] : self.offsets[client + 1]]
         if self.extra is None:
             return own
@@ -74,8 +65,24 @@ class Federation:
         """What sending its share of ``D_0`` to one client costs."""
         if self.server is None or not self.extra_size:
             return 0
-        x, y = self.server
-        return self.extra_size * (x[0].numel() * x.element_size() + y[0].numel() * y.element_size())
+        return self.extra_size * sum(self.server.bytes_each)
+
+    @property
+    def labels(self) -> NDArray[np.int64] | None:
+        """The class labels of the pool; None where targets are no single whole numbers, or are read when needed."""
+        if not isinstance(self.pool, InMemory) or not isinstance(self.pool.targets, Tensor):
+            return None
+        targets = self.pool.targets
+        if targets.is_floating_point() or targets.dim() != 1:
+            return None
+        found: NDArray[np.int64] = targets.cpu().numpy()
+        return found
+
+    def changed(self, change: Callable[[Samples], Samples]) -> Federation:
+        """The same federation with all samples changed in the same way."""
+        parts = {"pool": self.pool, "server": self.server, "test": self.test, "validation": self.validation}
+        made: dict[str, Any] = {name: change(part) for name, part in parts.items() if part is not None}
+        return replace(self, **made)
 
     def pooled(self) -> Federation:
         """All clients' data in one place."""
@@ -85,80 +92,82 @@ class Federation:
         """Every client gets a share of the server's data besides its own."""
         if self.server is None:
             raise DataError("ds: data sharing needs server data")
-        x, y = self.server
+        if not isinstance(self.pool, InMemory) or not isinstance(self.server, InMemory):
+            raise DataError("ds: data sharing needs data that lie in memory, not data that are read lazily")
         return replace(
             self,
-            x=torch.cat([self.x, x.to(self.x.dtype)]),
-            y=torch.cat([self.y, y]),
-            extra=np.arange(len(self.x), len(self.x) + len(x), dtype=np.int64),
-            extra_size=max(1, round(share * len(x))),
+            pool=self.pool.joined(self.server),
+            extra=np.arange(len(self.pool), len(self.pool) + len(self.server), dtype=np.int64),
+            extra_size=max(1, round(share * len(self.server))),
             extra_seed=seed,
         )
 
 
 def federation(
-    x: Tensor,
-    y: Tensor,
+    pool: Samples,
     parts: Sequence[Indices],
     *,
-    server: Pair | None = None,
-    test: Pair | None = None,
+    server: Samples | None = None,
+    test: Samples | None = None,
     validation: float = 0.0,
+    client_test: float = 0.0,
     seed: int = 0,
 ) -> Federation:
-    """A federation on pooled data; ``validation`` holds out that share of every client's rows."""
+    """A federation on pooled data; ``validation`` and ``client_test`` hold out that share of every client's rows."""
+    tests: list[Indices] = []
     held: list[Indices] = []
+    if client_test:
+        parts, tests = hold_out(parts, client_test, seed, "client-test")
     if validation:
-        parts, held = _hold_out(parts, validation, seed)
+        parts, held = hold_out(parts, validation, seed, "validation")
     sizes = np.array([len(part) for part in parts], dtype=np.int64)
     if not len(sizes) or (sizes == 0).any():
         raise DataError(f"client {int(np.argmin(sizes)) if len(sizes) else 0} has no training data")
     out = np.concatenate(held) if held else np.empty(0, np.int64)
     return Federation(
-        x,
-        y,
+        pool,
         np.concatenate(parts).astype(np.int64),
         np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         server,
         test,
-        (rows(x, torch.from_numpy(out)), y[torch.from_numpy(out)]) if len(out) else None,
+        InMemory(*pool.take(out)) if len(out) else None,
+        tuple(tests) if tests else None,
     )
 
 
-def _hold_out(parts: Sequence[Indices], share: float, seed: int) -> tuple[list[Indices], list[Indices]]:
+def hold_out(
+    parts: Sequence[Indices], share: float, seed: int, purpose: str
+) -> tuple[list[Indices], list[Indices]]:  # fmt: skip
+    """A share of every client's rows apart from the rest, at least one row staying."""
     kept, held = [], []
     for client, part in enumerate(parts):
-        order = stream(seed, "validation", client).permutation(part)
+        order = stream(seed, purpose, client).permutation(part)
         count = min(round(share * len(part)), len(part) - 1)
         held.append(np.sort(order[:count]))
         kept.append(np.sort(order[count:]))
     return kept, held
 
 
-def from_clients(clients: Sequence[Pair | Dataset[Pair]], **held_apart: Pair | None) -> Federation:
-    """A federation from one data set for each client: tensor pairs, or torch data sets read once into memory."""
+def from_clients(
+    clients: Sequence[Any],
+    *,
+    server: Any = None,
+    test: Any = None,
+    collate: Collate | None = None,
+    lazy: bool | None = None,
+    client_test: float = 0.0,
+    seed: int = 0,
+) -> Federation:
+    """A federation from one data set for each client, in any of the forms of :func:`samples_of`."""
     if not len(clients):
         raise DataError("clients: at least one is needed")
-    pairs = [_pair(client, f"client {number}") for number, client in enumerate(clients)]
-    bounds = np.concatenate([[0], np.cumsum([len(y) for _, y in pairs])]).astype(np.int64)
-    parts = [np.arange(a, b, dtype=np.int64) for a, b in itertools.pairwise(bounds)]
+    each = [samples_of(data, f"client {number}", collate, lazy) for number, data in enumerate(clients)]
+    bounds = np.concatenate([[0], np.cumsum([len(one) for one in each])]).astype(np.int64)
     return federation(
-        torch.cat([x for x, _ in pairs]),
-        torch.cat([y for _, y in pairs]),
-        parts,
-        **held_apart,  # type: ignore[arg-type]
+        pooled(list(each), collate),
+        [np.arange(a, b, dtype=np.int64) for a, b in itertools.pairwise(bounds)],
+        server=None if server is None else samples_of(server, "server_data", collate, lazy),
+        test=None if test is None else samples_of(test, "test_data", collate, lazy),
+        client_test=client_test,
+        seed=seed,
     )
-
-
-def _pair(data: Pair | Dataset[Pair], who: str) -> Pair:
-    if isinstance(data, tuple | list):
-        x, y = (torch.as_tensor(part) for part in data)
-    else:
-        items = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
-        x = torch.stack([torch.as_tensor(item[0]) for item in items])
-        y = torch.stack([torch.as_tensor(item[1]) for item in items])
-    if len(x) != len(y) or not len(x):
-        raise DataError(f"{who}: {len(x)} inputs and {len(y)} labels")
-    if x.is_floating_point() and not torch.isfinite(x).all():
-        raise DataError(f"{who}: inputs hold NaN or infinities")
-    return x, y

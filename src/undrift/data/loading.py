@@ -18,8 +18,9 @@ from torch import Tensor
 from undrift.core.streams import stream
 from undrift.core.words import unknown
 from undrift.data.checks import as_floats, as_pixels, check_labels, check_lengths, kind_of
-from undrift.data.dataset import DataSet, channel_stats, normalised, rows
+from undrift.data.dataset import DataSet, channel_stats, normalised
 from undrift.data.formats import read_cifar, read_idx, read_npz, read_stl
+from undrift.data.layout import rows
 from undrift.data.synthetic import synthetic
 from undrift.errors import ConfigError, DataError
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from undrift.core.nested import call
 from undrift.core.tree import nbytes
 from undrift.data import DataSet
 from undrift.diagnose.advice import Candidate
@@ -15,7 +17,8 @@ from undrift.experiment.config import Config
 from undrift.experiment.from_config import work_of
 from undrift.models import blocks, cut
 from undrift.rounds.messages import Messages
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 from undrift.rules.rule import Owns
 
 
@@ -76,16 +79,16 @@ def split_fit(work: Work) -> SplitFit | None:
 
 def _fit(work: Work, module: nn.Sequential, number: int) -> SplitFit:
     client, _ = cut(module, number)
-    sample = work.federation.x[:2]
+    sample, _ = work.federation.pool.take(np.arange(2))
     training = client.training
     client.eval()
     with torch.inference_mode():
-        smashed = client(sample)[0].nbytes
+        smashed = call(client, sample)[0].nbytes
     client.train(training)
     own = sum(p.nbytes for p in client.parameters()) + sum(b.nbytes for b in client.buffers() if b.is_floating_point())
     sizes = work.federation.sizes
     visits = sum(work.plan.visits(int(n)) for n in sizes) / len(sizes)
     down = cohort(work) * (own + visits * smashed)
-    up = down + cohort(work) * visits * work.federation.y[0].nbytes
+    up = down + cohort(work) * visits * work.federation.pool.bytes_each[1]
     share = sum(p.numel() for p in client.parameters()) / sum(p.numel() for p in module.parameters())
     return SplitFit(number, Bytes(round(down), round(up)), share)

@@ -10,10 +10,13 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from undrift.core.nested import call
 from undrift.core.streams import stream
 from undrift.engines.auto import cores
+from undrift.measure.gradients import Group
 from undrift.rounds.plan import Plan
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 
 ROUNDS = 3
 """Of FedAvg: enough for layers to show their drift in more than one round, few enough to stay a probe."""
@@ -83,7 +86,7 @@ def plan_probe(work: Work) -> ProbePlan:
     steps = max(1, min(STEPS, affordable // batch) // (ROUNDS * cohort))
     pooled = max(1, min(POOLED_STEPS, affordable // (4 * batch)))
     clients = min(GRADIENT_CLIENTS, len(federation))
-    server = 0 if federation.server is None else len(federation.server[1])
+    server = 0 if federation.server is None else len(federation.server)
     each = affordable // POINTS
     server_rows = min(server, each // 4)
     rows = min(int(federation.sizes.sum()), max((each - server_rows) // 2, clients))
@@ -98,15 +101,15 @@ def forward_flops(work: Work) -> float:
     """Arithmetic of one sample's forward pass (at least one operation for each parameter)."""
     model = copy.deepcopy(work.module).cpu().eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(work.federation.x[:1])
+        call(model, work.federation.pool.take(np.array([0]))[0])
     return float(max(counter.get_total_flops(), sum(p.numel() for p in model.parameters())))
 
 
 def seconds_a_sample(work: Work) -> float:
     """One gradient of one batch, by the clock: for the estimate alone."""
     worker = Worker(work)
-    count = min(work.plan.batch_size or 64, 64, len(work.federation.y))
-    pool, index = (work.federation.x, work.federation.y), torch.arange(count)
+    count = min(work.plan.batch_size or 64, 64, len(work.federation.pool))
+    pool, index = work.federation.pool, np.arange(count)
     x, buffers = worker.model.weights.clone(), worker.model.buffers.clone()
     worker.gradient_of(pool, x, buffers, index)
     start = time.perf_counter()
@@ -127,7 +130,7 @@ def training_plan(plan: Plan, probe: ProbePlan) -> Plan:
     )
 
 
-def gradient_rows(work: Work, probe: ProbePlan) -> list[tuple[torch.Tensor, float]]:
+def gradient_rows(work: Work, probe: ProbePlan) -> list[Group]:
     """(rows, weight) of the clients whose gradients are taken: drawn once, used at every point."""
     federation, rng = work.federation, stream(work.plan.seed, "probe", 1)
     drawn = np.sort(rng.choice(len(federation), probe.clients, replace=False))
@@ -136,14 +139,14 @@ def gradient_rows(work: Work, probe: ProbePlan) -> list[tuple[torch.Tensor, floa
     for client in drawn:
         own = federation.rows(int(client))
         count = max(1, min(len(own), round(probe.rows * len(own) / total)))
-        index = torch.from_numpy(np.sort(rng.choice(own, count, replace=False)))
+        index = np.sort(rng.choice(own, count, replace=False))
         groups.append((index, work.plan.weight(len(own))))
     return groups
 
 
-def dealt_at_random(groups: list[tuple[torch.Tensor, float]], seed: int) -> list[tuple[torch.Tensor, float]]:
+def dealt_at_random(groups: list[Group], seed: int) -> list[Group]:
     """The same samples dealt out to clients of the same sizes without regard to who had them."""
-    pooled = torch.cat([index for index, _ in groups])
-    mixed = pooled[torch.from_numpy(stream(seed, "probe", 2).permutation(len(pooled)))]
-    parts = torch.split(mixed, [len(index) for index, _ in groups])
+    pooled = np.concatenate([index for index, _ in groups])
+    mixed = pooled[stream(seed, "probe", 2).permutation(len(pooled))]
+    parts = np.split(mixed, np.cumsum([len(index) for index, _ in groups])[:-1])
     return [(part, weight) for part, (_, weight) in zip(parts, groups, strict=True)]

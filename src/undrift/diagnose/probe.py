@@ -14,12 +14,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from undrift.core.numerics import settled
 from undrift.core.streams import stream
-from undrift.data.federation import Pair
+from undrift.data.samples import InMemory, Samples
 from undrift.diagnose.plan import (
     TEST_SAMPLES,
     ProbePlan,
@@ -34,7 +35,8 @@ from undrift.measure.gradients import Gradients, gradients_at, square
 from undrift.measure.skew import Skew, counts_of, skew_of
 from undrift.rounds.loop import Result, Run
 from undrift.rounds.plan import batches
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 from undrift.rules.chain import chain
 from undrift.rules.rule import FedAvg
 
@@ -127,7 +129,8 @@ def _small_test(work: Work) -> Any:
     test = work.federation.test
     if test is None:
         return work.federation
-    return replace(work.federation, test=(test[0][:TEST_SAMPLES], test[1][:TEST_SAMPLES]), validation=None)
+    few = InMemory(*test.take(np.arange(min(len(test), TEST_SAMPLES))))
+    return replace(work.federation, test=few, validation=None)
 
 
 @dataclass
@@ -171,9 +174,9 @@ def _models(worker: Worker, result: Result, plan: ProbePlan) -> dict[str, tuple[
     assert result.server is not None
     start = worker.model.weights.clone(), worker.model.buffers.clone()
     federation, settings = worker.work.federation, worker.work.plan
-    rows = torch.from_numpy(federation.indices)
+    rows = federation.indices
     order = batches(len(rows), settings.batch_size, 1, plan.pooled_steps, stream(settings.seed, "probe", 3))
-    x = worker.learn(*start, (federation.x, federation.y), settings.rate(1), (rows[o].numpy() for o in order), 0)
+    x = worker.learn(*start, federation.pool, settings.rate(1), (rows[o] for o in order), 0)
     pooled = x, worker.model.buffers.clone()
     return {"start": start, "pooled": pooled, "fedavg": (result.server.x, result.server.buffers)}
 
@@ -193,12 +196,11 @@ def _gradients(
     return found
 
 
-def _server_rows(work: Work, plan: ProbePlan) -> Pair | None:
+def _server_rows(work: Work, plan: ProbePlan) -> Samples | None:
     if (data := work.federation.server) is None:
         return None
-    drawn = stream(work.plan.seed, "probe", 4).permutation(len(data[1]))[: plan.server_rows]
-    index = torch.from_numpy(drawn)
-    return data[0][index], data[1][index]
+    drawn = stream(work.plan.seed, "probe", 4).permutation(len(data))[: plan.server_rows]
+    return InMemory(*data.take(drawn))
 
 
 def _findings(
@@ -213,7 +215,7 @@ def _findings(
     smoothness = _smoothness(models, found)
     eta_0 = _eta_0(work)
     points = [_point(name, own, mixed, smoothness, eta_0) for name, (own, mixed) in found.items()]
-    labelled = not federation.y.is_floating_point() and federation.y.ndim == 1
+    labelled = federation.labels is not None
     return Findings(
         clients=len(federation),
         cohort=min(settings.cohort or len(federation), len(federation)),
@@ -271,7 +273,7 @@ def _eta_0(work: Work) -> float:
     federation, plan = work.federation, work.plan
     if federation.server is None:
         return 0.0
-    n_0 = len(federation.server[1])
+    n_0 = len(federation.server)
     visits = sum(plan.visits(int(n)) for n in federation.sizes) / len(federation)
     steps = sum(plan.steps(int(n)) for n in federation.sizes) / len(federation)
     k_0 = -(-visits // n_0) * -(-n_0 // (plan.batch_size or n_0))
@@ -283,12 +285,12 @@ def _point(name: str, own: Gradients, mixed: Gradients, smoothness: float, eta_0
     return Point(name, own.g2, mixed.g2, square(own.whole), own.xi2, own.cosine, helps)
 
 
-def _server(points: list[Point], data: Pair | None, eta_0: float) -> ServerData | None:
+def _server(points: list[Point], data: Samples | None, eta_0: float) -> ServerData | None:
     judged = [p for p in _judged(points) if p.xi2 is not None and p.cosine is not None]
     if data is None or not judged:
         return None
     return ServerData(
-        len(data[1]),
+        len(data),
         min(p.cosine for p in judged if p.cosine is not None),
         max(p.xi2 / p.G2 if p.G2 else float("inf") for p in judged if p.xi2 is not None),
         all(bool(p.helps) for p in judged),

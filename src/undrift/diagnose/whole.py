@@ -19,7 +19,7 @@ from undrift.diagnose.report import Diagnosis, page
 from undrift.errors import ConfigError
 from undrift.experiment.config import Config
 from undrift.experiment.from_config import data_of, work_of
-from undrift.rounds.worker import Work
+from undrift.rounds.work import Work
 
 Say = Callable[[str], None]
 

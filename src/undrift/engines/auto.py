@@ -14,7 +14,8 @@ from undrift.engines.local import Local
 from undrift.engines.serial import Serial, carried_out
 from undrift.rounds.engine import Engine, Pending
 from undrift.rounds.messages import Broadcast, ClientTask, Lost, Outcome
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 
 _TOO_SHORT = 0.010
 """A round (or evaluation) below so many seconds is not worth handing over to processes."""

@@ -25,12 +25,14 @@ from torch import Tensor
 from undrift.core.numerics import settle
 from undrift.core.tree import Packing, Tree, clone, copy_into, nbytes
 from undrift.core.trouble import describe
-from undrift.engines.serial import carried_out, chunks
+from undrift.engines.serial import carried_out
 from undrift.engines.shared_memory import Slots, SlotTree, shared_memory
 from undrift.errors import RunError, UndriftError
-from undrift.rounds.engine import Pending, Scores
+from undrift.rounds.engine import Pending
+from undrift.rounds.evaluation import Scores, in_order, pieces
 from undrift.rounds.messages import Broadcast, ClientTask, Lost, Messages, Outcome
-from undrift.rounds.worker import Score, Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 
 _AHEAD = 2
 """Tasks that wait in a worker's pipe, so that it never waits for the next one."""
@@ -70,7 +72,7 @@ def _serve(pipe: Connection, work: Work, memory: _Memory) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settle()
     worker = Worker(work)
-    sets = work.evaluated()
+    parts = pieces(work)
     loaded = -1
     while True:
         try:
@@ -83,11 +85,11 @@ def _serve(pipe: Connection, work: Work, memory: _Memory) -> None:
                 loaded = -1
                 answer = _client(worker, memory, slot, old, new, round, lr, client)
             else:
-                _, number, evaluation, name, start = task
+                _, number, evaluation, part = task
                 if loaded != evaluation:
                     worker.model.load(memory.model["x"], memory.model["buffers"])
                     loaded = evaluation
-                answer = worker.evaluate_chunk(sets[name], start)
+                answer = worker.evaluate(parts[part]).plain()
         except UndriftError as error:
             answer = _Failure(str(error))
         except Exception as error:
@@ -118,7 +120,7 @@ def _client(worker: Worker, memory: _Memory, slot: int, old: int, new: int, roun
     out = carried_out(worker, broadcast, ClientTask(client, memory.states.at(old)), place["delta"])
     copy_into({"buffers": out.buffers, "up": out.up}, place)
     copy_into(out.kept, memory.states.at(new))
-    return out.loss, out.visits, out.steps
+    return float(out.loss), out.visits, out.steps
 
 
 class _Process:
@@ -169,6 +171,7 @@ class Local:
         self._spare: deque[int] = deque()
         self._number = 0
         self._evaluation = 0
+        self.parts = len(pieces(work))
 
     def clients(self, broadcast: Broadcast, tasks: Sequence[ClientTask]) -> Iterator[Outcome | Lost]:
         """Carry out a round's tasks on the workers; slots of shared memory are used again as outcomes are taken."""
@@ -205,15 +208,12 @@ class Local:
         """Queue an evaluation behind the clients' work."""
         self._evaluation += 1
         copy_into({"x": x, "buffers": buffers}, self.memory.model)
-        pieces = [(name, self._new(("chunk", self._evaluation, name, start))) for name, start in chunks(self.work)]
-        self._spare.extend(number for _, number in pieces)
+        numbers = [self._new(("chunk", self._evaluation, part)) for part in range(self.parts)]
+        self._spare.extend(numbers)
         self._feed()
 
         def result() -> Scores:
-            scores: Scores = {}
-            for name, number in pieces:
-                scores[name] = scores.get(name, Score()) + self._wait_for(number)
-            return scores
+            return in_order(self.work, [self._wait_for(number) for number in numbers])
 
         return result
 

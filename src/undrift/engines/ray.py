@@ -24,16 +24,19 @@ from numpy.typing import NDArray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
+from undrift.core.nested import map_leaves
 from undrift.core.numerics import settle
 from undrift.core.tree import Packing, Tree, clone, copy_into
 from undrift.core.trouble import describe
-from undrift.data.federation import Pair
-from undrift.engines.serial import carried_out, chunks
+from undrift.data.samples import InMemory, Samples
+from undrift.engines.serial import carried_out
 from undrift.errors import ConfigError, RunError, UndriftError
-from undrift.rounds.engine import Engine, Pending, Scores
+from undrift.rounds.engine import Engine, Pending
+from undrift.rounds.evaluation import Score, Scores, in_order, pieces
 from undrift.rounds.messages import Broadcast, ClientTask, Lost, Messages, Outcome
 from undrift.rounds.split.parties import ActorLostError
-from undrift.rounds.worker import Score, Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 
 _RETRIES = 20
 """A task whose workers die more often than this ends the run."""
@@ -67,15 +70,21 @@ class _Stored:
         return tensor.permute(0, 3, 1, 2) if self.images else tensor
 
 
-_StoredPair = tuple[_Stored, _Stored]
+@dataclass(frozen=True)
+class _StoredSamples:
+    """Samples as they lie in the object store: what is read when needed travels as it is."""
 
+    inputs: Any
+    targets: Any
 
-def _stored_pair(pair: Pair | None) -> _StoredPair | None:
-    return None if pair is None else (_Stored.of(pair[0]), _Stored.of(pair[1]))
+    @staticmethod
+    def of(samples: Samples | None) -> Any:
+        if not isinstance(samples, InMemory):
+            return samples
+        return _StoredSamples(map_leaves(_Stored.of, samples.inputs), map_leaves(_Stored.of, samples.targets))
 
-
-def _pair(pair: _StoredPair | None) -> Pair | None:
-    return None if pair is None else (pair[0].tensor(), pair[1].tensor())
+    def samples(self) -> InMemory:
+        return InMemory(*(map_leaves(lambda leaf: leaf.tensor(), part) for part in (self.inputs, self.targets)))
 
 
 @dataclass(frozen=True)
@@ -83,27 +92,24 @@ class _Parcel:
     """The work as it lies in the object store; the server's own data stay with the driver."""
 
     work: Work
-    data: _StoredPair
-    test: _StoredPair | None
-    validation: _StoredPair | None
+    pool: Any
+    test: Any
+    validation: Any
 
     @staticmethod
     def of(work: Work) -> _Parcel:
         federation = work.federation
-        none = torch.empty(0)
-        bare = replace(federation, x=none, y=none, server=None, test=None, validation=None)
-        return _Parcel(
-            replace(work, federation=bare),
-            (_Stored.of(federation.x), _Stored.of(federation.y)),
-            _stored_pair(federation.test),
-            _stored_pair(federation.validation),
-        )
+        none = InMemory(torch.empty(0), torch.empty(0))
+        bare = replace(federation, pool=none, server=None, test=None, validation=None)
+        sets = (federation.pool, federation.test, federation.validation)
+        return _Parcel(replace(work, federation=bare), *(_StoredSamples.of(samples) for samples in sets))
 
     def open(self) -> Work:
-        x, y = (part.tensor() for part in self.data)
-        test, validation = _pair(self.test), _pair(self.validation)
-        federation = replace(self.work.federation, x=x, y=y, test=test, validation=validation)
-        return replace(self.work, federation=federation)
+        opened: dict[str, Any] = {
+            name: stored.samples() if isinstance(stored, _StoredSamples) else stored
+            for name, stored in (("pool", self.pool), ("test", self.test), ("validation", self.validation))
+        }
+        return replace(self.work, federation=replace(self.work.federation, **opened))
 
 
 class _Site:
@@ -114,7 +120,7 @@ class _Site:
     def __init__(self, parcel: _Parcel) -> None:
         settle()
         self.worker = Worker(parcel.open())
-        self.sets = self.worker.work.evaluated()
+        self.parts = pieces(self.worker.work)
         self.messages = messages_of(self.worker)
 
     @staticmethod
@@ -160,16 +166,16 @@ def _clients(
         if here is None:
             place["delta"].copy_(out.delta)
         messages.kept.pack(out.kept, new)
-        facts.append((out.loss, out.visits, out.steps))
+        facts.append((float(out.loss), out.visits, out.steps))
     return ups.numpy(), kept.numpy(), facts
 
 
-def _evaluate(parcels: list[Any], model: Array, pieces: list[tuple[str, int]]) -> list[Score]:
-    """Some chunks of an evaluation, at a worker."""
+def _evaluate(parcels: list[Any], model: Array, parts: range) -> list[Score]:
+    """Some pieces of an evaluation, at a worker."""
     site = _Site.of(parcels)
     vector, size = site.vector(model), site.worker.model.layout.size
     site.worker.model.load(vector[:size], vector[size:])
-    return [site.worker.evaluate_chunk(site.sets[name], start) for name, start in pieces]
+    return [site.worker.evaluate(site.parts[part]).plain() for part in parts]
 
 
 class _Actor:
@@ -298,19 +304,15 @@ class Ray:
             yield Outcome(task.client, tree["delta"], tree["buffers"], tree["up"], own, loss, visits, steps)
 
     def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
-        """Hand out the chunks of an evaluation."""
-        pieces = chunks(self.work)
+        """Hand out the pieces of an evaluation."""
+        count = len(pieces(self.work))
         model = ray.put(torch.cat([x, buffers]).cpu().numpy())
-        size = max(1, -(-len(pieces) // (2 * self.workers)))
-        parts = [pieces[start : start + size] for start in range(0, len(pieces), size)]
+        size = max(1, -(-count // (2 * self.workers)))
+        parts = [range(start, min(start + size, count)) for start in range(0, count, size)]
         refs = [self._evaluate.remote(self._parcels, model, part) for part in parts]
 
         def result() -> Scores:
-            scores: Scores = {}
-            for part, ref in zip(parts, refs, strict=True):
-                for (name, _), score in zip(part, self._get(ref, "evaluation"), strict=True):
-                    scores[name] = scores.get(name, Score()) + score
-            return scores
+            return in_order(self.work, [score for ref in refs for score in self._get(ref, "evaluation")])
 
         return result
 

@@ -9,8 +9,10 @@ from torch import Tensor
 from undrift.core.trouble import describe
 from undrift.errors import RunError, UndriftError
 from undrift.rounds.engine import Pending
+from undrift.rounds.evaluation import added, pieces
 from undrift.rounds.messages import Broadcast, ClientTask, Lost, Outcome
-from undrift.rounds.worker import EVALUATION_BATCH, Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 
 
 def carried_out(worker: Worker, broadcast: Broadcast, task: ClientTask, delta: Tensor | None = None) -> Outcome:
@@ -38,17 +40,9 @@ class Serial:
 
     def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
         """Evaluate at once."""
-        scores = {name: self.worker.evaluate(x, buffers, pair) for name, pair in self.worker.work.evaluated().items()}
+        self.worker.model.load(x, buffers)
+        scores = added((piece, self.worker.evaluate(piece).plain()) for piece in pieces(self.worker.work))
         return lambda: scores
 
     def close(self) -> None:
         """Nothing to give back."""
-
-
-def chunks(work: Work) -> list[tuple[str, int]]:
-    """The fixed pieces that an evaluation is made of: (name of the set, first row)."""
-    return [
-        (name, start)
-        for name, (_, labels) in work.evaluated().items()
-        for start in range(0, len(labels), EVALUATION_BATCH)
-    ]

@@ -7,25 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import nn
 
 from undrift import models
 from undrift.core.plugins import load as load_by_name
 from undrift.core.vector import FlatModel
 from undrift.data import DataSet, load, load_indices, load_server_file, partition, server_indices
-from undrift.data.dataset import rows
-from undrift.data.federation import Federation, Indices, Pair, federation
-from undrift.engines.auto import engine_for
+from undrift.data.federation import Federation, Indices, federation
+from undrift.data.samples import InMemory, Samples
 from undrift.errors import ConfigError
 from undrift.experiment.config import Config
+from undrift.experiment.engines import device_for, engine_named
 from undrift.experiment.measures import chosen
 from undrift.experiment.run_folder import RunFolder
 from undrift.rounds.engine import MakeEngine
 from undrift.rounds.loop import Progress, Result, Run
 from undrift.rounds.plan import Plan
 from undrift.rounds.prepare import prepare
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 
 
 def data_of(config: Config) -> DataSet:
@@ -74,24 +74,23 @@ def federation_of(config: Config, data: DataSet | None = None) -> Federation:
     parts = parts_of(config, data)
     server, parts = _server_data(config, data, parts)
     return federation(
-        data.x_train,
-        data.y_train,
+        data.train,
         parts,
         server=server,
-        test=(data.x_test, data.y_test),
+        test=data.test,
         validation=config.data.validation,
         seed=config.partition_seed,
     )
 
 
-def _server_data(config: Config, data: DataSet, parts: list[Indices]) -> tuple[Pair | None, list[Indices]]:
+def _server_data(config: Config, data: DataSet, parts: list[Indices]) -> tuple[Samples | None, list[Indices]]:
     spec = config.server_data
     if spec is None:
         return None, parts
     if spec.source == "file":
         if spec.path is None:
             raise ConfigError("server_data.path is missing: source = 'file' needs it")
-        return load_server_file(spec.path, data), parts
+        return InMemory(*load_server_file(spec.path, data)), parts
     drawn = server_indices(
         spec.source,
         data.y_train.numpy(),
@@ -101,12 +100,11 @@ def _server_data(config: Config, data: DataSet, parts: list[Indices]) -> tuple[P
         contributors=spec.contributors,
         samples=spec.samples,
     )
-    index = torch.from_numpy(drawn)
     if spec.exclusive:
         parts = [part[~np.isin(part, drawn)] for part in parts]
         if empty := [client for client, part in enumerate(parts) if not len(part)]:
             raise ConfigError(f"server_data.exclusive = true: client {empty[0]} would have no data left")
-    return (rows(data.x_train, index), data.y_train[index]), parts
+    return InMemory(*data.train.take(drawn)), parts
 
 
 def model_of(config: Config, data: DataSet) -> nn.Sequential:
@@ -148,13 +146,7 @@ def plan_of(config: Config) -> Plan:
 
 def device_of(config: Config) -> str:
     """The device to compute on."""
-    wanted = config.engine.device
-    usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if wanted == "auto":
-        return "cuda" if usable["cuda"] else "cpu"
-    if not usable[wanted]:
-        raise ConfigError(f"engine.device = {wanted!r}: there is no such device here")
-    return wanted
+    return device_for(config.engine.device)
 
 
 def work_of(config: Config, data: DataSet | None = None) -> Work:
@@ -173,7 +165,7 @@ def work_of(config: Config, data: DataSet | None = None) -> Work:
 
 Body = Callable[[Work, MakeEngine], Result]
 """A run, given its work and what makes its engine."""
-FLOWER, RAY = "undrift.federation.run:run_on_sites", "undrift.engines.ray:ray_engine"
+FLOWER = "undrift.federation.run:run_on_sites"
 """What only some runs need, and what needs packages of its own, is loaded by name."""
 
 
@@ -184,10 +176,7 @@ def on_engine(config: Config, out: Path | None, resume: bool, data: DataSet | No
         run_on_sites = load_by_name(FLOWER, "engine.name = 'flower'", "flower")
         return run_on_sites(config, out, resume, body)  # type: ignore[no-any-return]
     work = work_of(config, data)
-    if engine.name == "ray":
-        ray_engine = load_by_name(RAY, "engine.name = 'ray'", "ray")
-        return body(work, ray_engine(engine.address, engine.cpus_per_worker, engine.gpus_per_worker))
-    return body(work, engine_for)
+    return body(work, engine_named(engine.name, engine.address, engine.cpus_per_worker, engine.gpus_per_worker))
 
 
 def run_config(

@@ -1,43 +1,54 @@
-"""The Python entry point: any module, any client data, any loss, under any rule."""
+"""The Python entry point: any module, any client data, any task, loss and metric, under any rule."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 from undrift.core.schedule import Kind
-from undrift.data.federation import Federation, Pair, from_clients
-from undrift.engines.auto import engine_for
+from undrift.data.federation import Federation, from_clients
+from undrift.data.own import samples_of
+from undrift.data.samples import Collate
+from undrift.experiment.engines import device_for, engine_named
 from undrift.experiment.run_folder import RunFolder
-from undrift.rounds.loop import Measure, Progress, Result, Run
-from undrift.rounds.plan import Precision, Train, plan_of
+from undrift.rounds.engine import MakeEngine
+from undrift.rounds.loop import Callback, Measure, Progress, Result, Run
+from undrift.rounds.plan import Plan, Precision, Train, plan_of
 from undrift.rounds.prepare import prepare
-from undrift.rounds.worker import Loss, Work
+from undrift.rounds.work import Work
+from undrift.rules import named
 from undrift.rules.rule import FedAvg, Rule
+from undrift.tasks import Loss, Task
 
 _DEFAULT = Train()
 
 
 def simulate(
     model: nn.Module,
-    clients: Sequence[Pair | Dataset[Pair]] | Federation,
-    algorithm: Rule | None = None,
+    clients: Sequence[Any] | Federation,
+    algorithm: Rule | str | None = None,
     *,
-    server_data: Pair | None = None,
-    test_data: Pair | None = None,
+    server_data: Any = None,
+    test_data: Any = None,
+    client_test: float = 0.0,
+    collate: Collate | None = None,
+    lazy: bool | None = None,
+    task: str | Task = "auto",
+    loss: Loss | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    monitor: str | None = None,
     rounds: int = _DEFAULT.rounds,
     cohort: int | None = _DEFAULT.cohort,
     local_epochs: int = _DEFAULT.local_epochs,
     local_steps: int | None = _DEFAULT.local_steps,
     batch_size: int = _DEFAULT.batch_size,
+    drop_last: bool = _DEFAULT.drop_last,
     lr: float = _DEFAULT.lr,
     server_lr: float | Literal["sqrt"] = _DEFAULT.server_lr,
     weight_decay: float = _DEFAULT.weight_decay,
@@ -49,71 +60,112 @@ def simulate(
     pretrain_epochs: int = _DEFAULT.pretrain_epochs,
     pretrain_lr: float = _DEFAULT.pretrain_lr,
     eval_every: int = _DEFAULT.eval_every,
-    loss: Loss = nn.functional.cross_entropy,
+    patience: int | None = _DEFAULT.patience,
     seed: int = 0,
+    engine: str | MakeEngine = "local",
     workers: int | None = None,
     precision: Precision = "fp32",
-    device: str = "cpu",
+    device: str = "auto",
     measures: Sequence[Measure] = (),
+    callbacks: Sequence[Callback] = (),
     progress: Progress | None = None,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
 ) -> Result:
-    """Train ``model`` over ``clients`` under ``algorithm`` (default: FedAvg) and return what came of it.
+    """Train a model over clients under an algorithm, and return what came of it.
 
-    ``clients`` is one (x, y) tensor pair or torch data set for each client. The given module is not changed;
-    the trained one is ``result.model``. ``workers``: processes (0: this one, None: as many as pay off).
-    ``out``: a folder for records, checkpoints and the final model; ``resume`` goes on with the run in it.
+    Args:
+        model: any module; it is not changed, the trained one is ``result.model``. Frozen parameters, parts left in
+            evaluation mode and buffers that training does not change are left alone, not sent and not counted.
+        clients: for each client a pair ``(inputs, targets)`` or a map-style data set (torch, Hugging Face); inputs and
+            targets are tensors, or nested dictionaries and tuples of them. Or a federation from ``from_clients``.
+        algorithm: a rule, or names as in ``"fedpvr+fsl"``. Default: FedAvg.
+        server_data: the server's own data, for algorithms that use it; in the same forms as a client's.
+        test_data: what the server model is evaluated on; in the same forms.
+        client_test: share of every client's data that is held out to test on (``clients_accuracy`` and the like).
+        collate: turns a list of items of a data set into ``(inputs, targets)``.
+        lazy: True reads items of data sets anew at every visit (augmentation, data larger than memory); False reads
+            them once. None: once, but a data set whose items differ from visit to visit is refused.
+        task: ``"classification"``, ``"binary"``, ``"multilabel"``, ``"regression"``, ``"language-model"``, a task of
+            your own, or ``"auto"``: classification where it fits, else only the loss is counted.
+        loss: ``(outputs, targets) -> mean loss``, instead of the task's own.
+        metrics: more to measure: names and torchmetrics metrics, or functions ``(outputs, targets) -> number``.
+        monitor: what rise time, rounds to a target and patience look at; a leading ``-``: less is better.
+        rounds: rounds of training.
+        cohort: clients drawn each round. Default: all.
+        local_epochs: passes over its data that a client makes in a round.
+        local_steps: steps of a client in a round, instead of epochs.
+        batch_size: samples in a step; 0: the whole local data set in one batch.
+        drop_last: leave out a last short batch, if it is not the only one.
+        lr: the clients' learning rate.
+        server_lr: the server's rate, or ``"sqrt"`` for the square root of the cohort.
+        weight_decay: part of every gradient.
+        schedule: ``"constant"``, ``"cosine"`` or ``"multistep"``: how the rate changes over the rounds.
+        lr_min: where cosine ends. Default: 1 % of ``lr``.
+        milestones: multistep: rounds after which the rate decays.
+        decay: multistep: the factor at a milestone.
+        weighting: clients weigh by their ``"samples"``, or all alike (``"uniform"``).
+        pretrain_epochs: epochs on the server's data before round 1.
+        pretrain_lr: the rate of pre-training.
+        eval_every: rounds from one evaluation to the next.
+        patience: end after so many evaluations without a better monitored value.
+        seed: fixes everything that is drawn.
+        engine: ``"local"``, ``"ray"``, ``"package.module:name"``, or what makes an engine.
+        workers: processes of the engine; 0: this one. Default: as many as pay off.
+        precision: ``"fp32"`` or ``"bf16"``.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"`` (``"cuda:1"``) or ``"mps"``.
+        measures: measures of drift and the like (``undrift.measure``).
+        callbacks: functions of every finished evaluation record; one that returns True ends the run there.
+        progress: told (rounds done, rounds in all, newest evaluation) after every round.
+        out: a folder for records, checkpoints and the final model.
+        resume: go on with the run in ``out``; ``rounds`` may have been raised.
+
     """
-    federation = clients if isinstance(clients, Federation) else from_clients(clients)
-    federation = replace(
-        federation,
-        server=_tensors(server_data) or federation.server,
-        test=_tensors(test_data) or federation.test,
-    )
-    plan = plan_of(
-        {
-            "rounds": rounds,
-            "lr": lr,
-            "schedule": schedule,
-            "lr_min": lr_min,
-            "milestones": tuple(milestones),
-            "decay": decay,
-            "cohort": cohort,
-            "local_epochs": local_epochs,
-            "local_steps": local_steps,
-            "batch_size": batch_size,
-            "server_lr": server_lr,
-            "weight_decay": weight_decay,
-            "weighting": weighting,
-            "eval_every": eval_every,
-            "pretrain_epochs": pretrain_epochs,
-            "pretrain_lr": pretrain_lr,
-            "seed": seed,
-            "precision": precision,
-        }
-    )
-    rule = algorithm or FedAvg()
-    work = prepare(model, rule, federation, plan, loss, device)
+    settings = {key: value for key, value in locals().items() if key in Plan.model_fields}
+    plan = plan_of(settings | {"milestones": tuple(milestones)})
+    federation = _federation(clients, server_data, test_data, client_test, collate, lazy, seed)
+    rule = named(algorithm) if isinstance(algorithm, str) else algorithm or FedAvg()
+    work = prepare(model, rule, federation, plan, loss, device_for(device), task=task, metrics=metrics)
     folder = RunFolder(Path(out), _described(work, rule), resume=resume) if out is not None else None
-    return Run(work, engine_for, workers, tuple(measures), folder, progress).go()
+    make = engine_named(engine) if isinstance(engine, str) else engine
+    return Run(work, make, workers, tuple(measures), folder, progress, tuple(callbacks)).go()
 
 
-def _tensors(pair: Pair | None) -> Pair | None:
-    return None if pair is None else (torch.as_tensor(pair[0]), torch.as_tensor(pair[1]))
+def _federation(
+    clients: Sequence[Any] | Federation,
+    server: Any,
+    test: Any,
+    client_test: float,
+    collate: Collate | None,
+    lazy: bool | None,
+    seed: int,
+) -> Federation:
+    if not isinstance(clients, Federation):
+        return from_clients(
+            clients, server=server, test=test, collate=collate, lazy=lazy, client_test=client_test, seed=seed
+        )
+    changes: dict[str, Any] = {
+        name: samples_of(data, f"{name}_data", collate, lazy)
+        for name, data in (("server", server), ("test", test))
+        if data is not None
+    }
+    return replace(clients, **changes)
 
 
 def _described(work: Work, rule: Rule) -> dict[str, Any]:
     """What a run from Python is recognised by when it is resumed."""
-    federation, digest = work.federation, hashlib.sha256()
-    for tensor in (*work.module.state_dict().values(), federation.y, federation.x.sum(dtype=torch.float64)):
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in work.module.state_dict().values():
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    digest.update(federation.indices.tobytes() + federation.offsets.tobytes())
+    digest.update(work.federation.indices.tobytes() + work.federation.offsets.tobytes())
+    digest.update(work.federation.pool.fingerprint().encode())
     loss = f"{work.loss.__module__}.{getattr(work.loss, '__qualname__', type(work.loss).__qualname__)}"
+    train = {key: value for key, value in dict(work.plan).items() if value is not None}
     return {
         "api": "simulate",
         "algorithm": repr(rule),
-        "plan": repr(work.plan),
+        "task": work.task.name,
         "loss": loss,
         "start": digest.hexdigest(),
+        "train": train | {"milestones": list(work.plan.milestones), "targets": list(work.plan.targets)},
     }

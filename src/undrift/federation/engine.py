@@ -11,14 +11,14 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from undrift.core.tree import Tree, clone, flatten
-from undrift.data.dataset import rows
 from undrift.data.federation import Federation
 from undrift.engines.serial import Serial
 from undrift.errors import RunError
 from undrift.federation.messages import RefusedError, check, check_counts, meta_of, pack, vector_of
 from undrift.rounds.engine import Pending
 from undrift.rounds.messages import Broadcast, ClientTask, Lost, Messages, Outcome
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 from undrift.rules.chain import Chain
 
 Answer = RecordDict | str
@@ -154,10 +154,9 @@ class Flower:
         return refused
 
     def _shared(self, federation: Federation, client: int) -> RecordDict:
-        index = torch.from_numpy(federation.rows(client)[-federation.extra_size :])
-        x, labels = rows(federation.x, index).contiguous(), federation.y[index]
+        x, labels = federation.pool.take(federation.rows(client)[-federation.extra_size :])
         meta = {"run": self.terms.run, "task": self.terms.task, "labels": labels.tolist()}
-        return pack(meta, x.float().reshape(-1))
+        return pack(meta, x.contiguous().float().reshape(-1))
 
     def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
         """Evaluate at once, here."""

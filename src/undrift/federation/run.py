@@ -17,8 +17,9 @@ from undrift.core.files import write_json
 from undrift.core.version import VERSION
 from undrift.data import DataSet, load_server_file
 from undrift.data.checks import as_floats, check_labels, check_lengths, kind_of
-from undrift.data.federation import Federation, Pair
+from undrift.data.federation import Federation
 from undrift.data.formats import read_npz
+from undrift.data.samples import InMemory, Samples
 from undrift.errors import ConfigError, DataError, RunError
 from undrift.experiment.config import Config
 from undrift.experiment.from_config import data_of, device_of, model_of, plan_of
@@ -29,7 +30,8 @@ from undrift.federation.setup import ServerFolder
 from undrift.federation.site import Task, wire_of
 from undrift.rounds.engine import Engine, MakeEngine
 from undrift.rounds.prepare import prepare
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 from undrift.rules.rule import Owns, RoundKind
 
 T = TypeVar("T")
@@ -192,18 +194,17 @@ def server_data(config: Config) -> DataSet:
 def work_of(config: Config, data: DataSet, samples: list[int]) -> Work:
     """The server's work: every client's size, nobody's rows."""
     offsets = np.concatenate([[0], np.cumsum(samples)]).astype(np.int64)
-    server: Pair | None = None
+    server: Samples | None = None
     if config.server_data is not None:
         if config.server_data.path is None:
             raise ConfigError("server_data.path is missing: source = 'file' needs it")
-        server = load_server_file(config.server_data.path, data)
+        server = InMemory(*load_server_file(config.server_data.path, data))
     federation = Federation(
-        data.x_train[:0],
-        data.y_train[:0],
+        InMemory(data.x_train[:0], data.y_train[:0]),
         np.zeros(int(offsets[-1]), dtype=np.int64),
         offsets,
         server,
-        (data.x_test, data.y_test),
+        data.test,
     )
     return prepare(
         model_of(config, data),

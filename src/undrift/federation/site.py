@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from flwr.app import RecordDict
 from safetensors.torch import load_file, save
-from torch import nn
+from torch import Tensor
 
 from undrift.core.files import write_atomic
 from undrift.core.tree import clone
 from undrift.core.version import VERSION
 from undrift.data import DataSet, load_server_file
-from undrift.data.federation import Federation, Pair
+from undrift.data.federation import Federation
+from undrift.data.samples import InMemory
 from undrift.errors import ConfigError, DataError, RunError
 from undrift.experiment.config import Config, parse
 from undrift.experiment.from_config import device_of, fresh_model, plan_of
@@ -26,7 +27,9 @@ from undrift.federation.messages import RefusedError, meta_of, pack, vector_of
 from undrift.federation.setup import SiteFolder
 from undrift.federation.site_store import SiteStore
 from undrift.rounds.messages import Broadcast, ClientTask, Messages
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.prepare import bound
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Site:
 
     def __init__(self, settings: SiteFolder, data: Path) -> None:
         self.settings, self.path = settings, data
-        self._data: tuple[Task, Pair] | None = None
+        self._data: tuple[Task, tuple[Tensor, Tensor]] | None = None
         self._bench: _Bench | None = None
 
     def hello(self, content: RecordDict) -> RecordDict:
@@ -149,7 +152,7 @@ class Site:
         self._store(meta["run"]).commit(meta["accepted"], meta["accepted"])
         return pack({"accepted": meta["accepted"]})
 
-    def data(self, task: Task) -> Pair:
+    def data(self, task: Task) -> tuple[Tensor, Tensor]:
         """The site's data, in the form that the server described."""
         if self._data is None or self._data[0] != task:
             x, y = load_server_file(self.path, task.like())
@@ -177,19 +180,11 @@ class Site:
         x, y = self._with_shared(task, meta)
         sizes = np.zeros(meta["clients"] + 1, dtype=np.int64)
         sizes[meta["client"] + 1] = len(y)
-        federation = Federation(x, y, np.arange(len(y), dtype=np.int64), np.cumsum(sizes))
+        federation = Federation(InMemory(x, y), np.arange(len(y), dtype=np.int64), np.cumsum(sizes))
         module = fresh_model(config, task.shape, task.classes)
-        work = Work(
-            module,
-            config.rule(),
-            federation,
-            plan_of(config),
-            nn.functional.cross_entropy,
-            device_of(config),
-        )
-        return replace(work, rule=work.rule.bind(Worker(work).model.layout))
+        return bound(module, config.rule(), federation, plan_of(config), None, device_of(config))
 
-    def _with_shared(self, task: Task, meta: Mapping[str, Any]) -> Pair:
+    def _with_shared(self, task: Task, meta: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         x, y = self.data(task)
         if not meta["shared"]:
             return x, y

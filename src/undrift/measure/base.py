@@ -13,7 +13,8 @@ from undrift.rounds.progress import Record
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from undrift.data.federation import Federation, Pair
+    from undrift.data.federation import Federation
+    from undrift.data.samples import Samples
     from undrift.rounds.messages import Outcome
     from undrift.rounds.server_step import Server
     from undrift.rounds.worker import Worker
@@ -62,7 +63,7 @@ class Periodic:
         """The federation of the run."""
         return self.worker.work.federation
 
-    def test_data(self, key: str) -> Pair:
+    def test_data(self, key: str) -> Samples:
         """The test data, refusing a run without."""
         if self.federation.test is None:
             raise ConfigError(f"measure.{key}: there is no test data to measure it on")
@@ -70,10 +71,10 @@ class Periodic:
 
     def refuse_remote_data(self, key: str) -> None:
         """Some measures need every client's data in this process, as in a simulation."""
-        if not len(self.federation.y):
+        if not len(self.federation.pool):
             raise ConfigError(f"measure.{key}: needs the clients' data, which this process does not have")
 
     def refuse_no_classes(self, key: str) -> None:
         """Some measures need class labels."""
-        if self.federation.y.is_floating_point() or self.federation.y.ndim != 1:
+        if self.federation.labels is None:
             raise ConfigError(f"measure.{key}: needs class labels")

@@ -19,17 +19,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from undrift.core.nested import call, length
 from undrift.core.streams import stream
-from undrift.data.dataset import rows
+from undrift.data.samples import InMemory
 from undrift.errors import ConfigError
 from undrift.measure.base import Periodic
 from undrift.rounds.progress import Record
 
 if TYPE_CHECKING:
-    from undrift.data.federation import Pair
+    from undrift.data.samples import Samples
     from undrift.rounds.messages import Outcome
     from undrift.rounds.server_step import Server
     from undrift.rounds.worker import Worker
@@ -73,23 +75,22 @@ class Cka(Periodic):
     """Names of layers; None: every layer with parameters."""
     samples: int = 256
     _names: tuple[str, ...] = field(default=(), init=False, repr=False)
-    _data: Pair | None = field(default=None, init=False, repr=False)
+    _data: Samples | None = field(default=None, init=False, repr=False)
     _kernels: dict[str, list[Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def begin(self, worker: Worker) -> None:
         """Choose layers and test samples."""
         super().begin(worker)
-        x, labels = self.test_data("cka")
+        data = self.test_data("cka")
         known = [layer.name for layer in worker.model.layout.layers]
         self._names = tuple(known if self.layers is None else self.layers)
         for name in self._names:
             if name not in known:
                 raise ConfigError(f"measure.cka: no layer {name!r}; the model has {', '.join(known)}")
-        order = stream(worker.work.plan.seed, "measure").permutation(len(labels))[: self.samples]
+        order = stream(worker.work.plan.seed, "measure").permutation(len(data))[: self.samples]
         if len(order) < 4:
             raise ConfigError("measure.cka: at least 4 test samples are needed")
-        index = torch.from_numpy(order)
-        self._data = (rows(x, index), labels[index])
+        self._data = InMemory(*data.take(order))
 
     def see(self, outcome: Outcome, weight: float, x: Tensor) -> None:
         """Keep the kernels of a client's features."""
@@ -107,9 +108,10 @@ class Cka(Periodic):
         assert self._data is not None
         kernels: dict[str, list[Tensor]] = {name: [] for name in self._names}
         with torch.inference_mode(), _hooks(self.worker.model.module, self._names) as caught:
-            for chunk in torch.split(self._data[0], BATCH):
-                if len(chunk) > 3:
-                    self.worker.model.module(chunk.to(self.worker.work.device))
+            for start in range(0, len(self._data) - 3, BATCH):
+                inputs, _ = self._data.take(np.arange(start, min(start + BATCH, len(self._data))))
+                if length(inputs) > 3:
+                    call(self.worker.model.module, self.worker.place.moved((inputs, ()))[0])
                     for name in self._names:
                         kernels[name].append(centred_kernel(caught[name]).cpu())
         return kernels

@@ -7,28 +7,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from undrift.data.dataset import rows
 from undrift.measure.base import Periodic
 from undrift.rounds.progress import Record
 
 if TYPE_CHECKING:
-    from undrift.data.federation import Pair
+    from undrift.data.federation import Indices
+    from undrift.data.samples import Samples
     from undrift.rounds.server_step import Server
     from undrift.rounds.worker import Worker
 
 BATCH = 200
 
 
-def outputs(worker: Worker, data: Pair, index: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+def outputs(worker: Worker, data: Samples, index: Indices | None = None) -> Iterator[tuple[Tensor, Tensor]]:
     """(outputs, labels) of the loaded model, chunk by chunk."""
-    x, labels = data
-    index = torch.arange(len(labels)) if index is None else index
+    index = np.arange(len(data)) if index is None else index
     with torch.inference_mode():
-        for chunk in torch.split(index, BATCH):
-            yield worker.model.module(rows(x, chunk).to(worker.work.device)).float().cpu(), labels[chunk].cpu()
+        for start in range(0, len(index), BATCH):
+            inputs, labels = worker.place.moved(data.take(index[start : start + BATCH]))
+            yield worker.outputs(inputs).float().cpu(), labels.cpu()
 
 
 @dataclass
@@ -72,7 +73,6 @@ class ClientAccuracy(Periodic):
         }
 
     def _accuracy(self, client: int) -> float:
-        pool = (self.federation.x, self.federation.y)
-        index = torch.from_numpy(self.federation.rows(client))
+        pool, index = self.federation.pool, self.federation.rows(client)
         right = sum(int((out.argmax(1) == labels).sum()) for out, labels in outputs(self.worker, pool, index))
         return right / len(index)

@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from undrift.data.federation import Indices
 from undrift.measure.base import Periodic
 from undrift.rounds.progress import Record
 
 if TYPE_CHECKING:
-    from undrift.data.federation import Pair
+    from undrift.data.samples import Samples
     from undrift.rounds.server_step import Server
-    from undrift.rounds.worker import Work, Worker
+    from undrift.rounds.work import Work
+    from undrift.rounds.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -88,22 +90,21 @@ def dissimilarity(gradients: Iterable[tuple[Tensor, float]]) -> tuple[Tensor, fl
     return first + weighted, max(g2, 0.0)
 
 
-Group = tuple[Tensor, float]
+Group = tuple[Indices, float]
 """Rows of the pooled data that make one client, and its weight."""
 
 
 def clients_of(work: Work) -> list[Group]:
     """Every client's rows and weight."""
     federation = work.federation
-    return [
-        (torch.from_numpy(federation.rows(client)), work.plan.weight(federation.size(client)))
-        for client in range(len(federation))
-    ]
+    return [(federation.rows(client), work.plan.weight(federation.size(client))) for client in range(len(federation))]
 
 
-def gradients_at(worker: Worker, x: Tensor, buffers: Tensor, groups: Sequence[Group], server: Pair | None) -> Gradients:
+def gradients_at(
+    worker: Worker, x: Tensor, buffers: Tensor, groups: Sequence[Group], server: Samples | None
+) -> Gradients:
     """Gradients at ``x``, streamed over the clients, and on the server's data."""
-    pool = (worker.work.federation.x, worker.work.federation.y)
+    pool = worker.work.federation.pool
     whole, g2 = dissimilarity((worker.gradient_of(pool, x, buffers, rows), weight) for rows, weight in groups)
     return Gradients(whole, g2, None if server is None else worker.gradient_of(server, x, buffers).double())
 

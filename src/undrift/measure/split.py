@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from undrift.core.streams import stream
@@ -66,7 +65,6 @@ class SplitVariance(Periodic):
 
     def _gradients(self, round: int, client: int, server: Server) -> Iterator[tuple[Tensor, float]]:
         plan, index = self.worker.work.plan, self.federation.rows(client)
-        pool = (self.federation.x, self.federation.y)
         for batch in batches(len(index), plan.batch_size, 1, None, stream(plan.seed, "measure", round, client)):
-            rows = torch.from_numpy(index[batch])
-            yield self.worker.gradient_of(pool, server.x, server.buffers, rows)[: self.size], 1.0
+            found = self.worker.gradient_of(self.federation.pool, server.x, server.buffers, index[batch])
+            yield found[: self.size], 1.0

@@ -14,7 +14,7 @@ from torch import nn
 from undrift import models
 from undrift.core.numerics import settled
 from undrift.core.vector import FlatModel
-from undrift.data.dataset import laid_out
+from undrift.data.layout import laid_out
 from undrift.experiment.config import Config
 from undrift.experiment.run_many import Planned
 from undrift.recipes.recipe import Recipe

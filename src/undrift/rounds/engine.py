@@ -7,10 +7,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from undrift.rounds.evaluation import Scores
 from undrift.rounds.messages import Broadcast, ClientTask, Lost, Outcome
-from undrift.rounds.worker import Score, Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 
-Scores = dict[str, Score]
 Pending = Callable[[], Scores]
 """An evaluation under way; calling it waits for the result."""
 

@@ -11,7 +11,8 @@ from undrift.rounds.client_states import ClientStates
 from undrift.rounds.engine import Engine
 from undrift.rounds.messages import Broadcast, ClientTask, Lost, Outcome
 from undrift.rounds.server_step import Report, Server, ServerStep, SharedData, Totals, bytes_down
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 
 Observer = Callable[[int, Outcome, float, Tensor], None]
 """Sees (round, a client's outcome, its weight before normalisation, the server model) as updates are accepted."""

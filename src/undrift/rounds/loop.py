@@ -19,16 +19,20 @@ from undrift.core.tree import Tree, unflatten
 from undrift.errors import DivergedError
 from undrift.rounds.client_states import ClientStates
 from undrift.rounds.engine import Engine, MakeEngine, Pending
+from undrift.rounds.evaluation import record_of
 from undrift.rounds.full import FullRounds, Observer
 from undrift.rounds.plan import batches
 from undrift.rounds.progress import Record, summarise
 from undrift.rounds.server_step import Report, Server
 from undrift.rounds.split.rounds import SplitRounds
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 from undrift.rules.rule import RoundKind
 
 Progress = Callable[[int, int, Record | None], None]
 """Told (rounds done, rounds in all, the newest evaluation) after every round, and when an evaluation is finished."""
+Callback = Callable[[Record], object]
+"""Given every finished evaluation record exactly once, in order; one that returns True ends the run there."""
 CHECKPOINT_SECONDS = 10.0
 KINDS: dict[RoundKind, type[FullRounds] | type[SplitRounds]] = {
     RoundKind.FULL: FullRounds,
@@ -108,6 +112,7 @@ class Run:
     measures: tuple[Measure, ...] = ()
     folder: Output | None = None
     progress: Progress | None = None
+    callbacks: tuple[Callback, ...] = ()
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     state_budget: int = 2 << 30
 
@@ -133,6 +138,7 @@ class Loop:
         self.bytes = {"bytes_down": 0, "bytes_up": 0}
         self.seconds = 0.0
         self.done = 0
+        self.stopped = False
         self.pending: tuple[Record, Pending] | None = None
         x = worker.model.weights.clone()
         self.server = Server(x, worker.model.buffers.clone(), self.work.rule.init_server(x))
@@ -153,6 +159,8 @@ class Loop:
         saved = time.monotonic()
         with interruptible() as interrupted:
             for round in range(self.done + 1, self.plan.rounds + 1):
+                if self.stopped:
+                    break
                 try:
                     self._round(round)
                 except DivergedError:
@@ -203,8 +211,8 @@ class Loop:
         for measure in self.run.measures:
             record |= measure.report(record["round"], server)
         self.pending = (record, self.engine.evaluate(server.x, server.buffers))
-        if self.engine.eager:
-            self._collect()
+        if self.engine.eager or self.run.callbacks or self.plan.patience:
+            self._collect()  # who may end the run here must see the evaluation before the next round
 
     def _collect(self) -> None:
         """Wait for the evaluation under way, write its record, and tell of it."""
@@ -212,21 +220,29 @@ class Loop:
             return
         record, pending = self.pending
         self.pending = None
-        scores: Record = {}
-        for name, score in pending().items():
-            scores[f"{name}_accuracy"] = score.correct / score.samples if score.counted else None
-            scores[f"{name}_loss"] = score.loss / score.samples
-        record = {"round": record["round"], **scores, **record}
+        record = {"round": record["round"], **record_of(self.work, pending()), **record}
         self.history.append(record)
         if self.folder:
             self.folder.append("metrics.jsonl", record)
         self._tell()
+        asked = [callback(record) for callback in self.run.callbacks]
+        self.stopped = any(answer is True for answer in asked) or self._out_of_patience()
+
+    def _out_of_patience(self) -> bool:
+        """Whether the monitored value has not improved for ``patience`` evaluations; validation data come first."""
+        patience, monitor = self.plan.patience, self.work.monitor
+        if patience is None:
+            return False
+        key = next((f"{name}_{monitor.metric}" for name in self.work.evaluated() if name == "validation"), None)
+        key = key or f"test_{monitor.metric}"
+        values = [record[key] for record in self.history if record.get(key) is not None]
+        return len(values) > patience and values.index(monitor.best(values)) < len(values) - patience
 
     def _pretrain(self) -> None:
         data, plan = self.work.federation.server, self.plan
         if not plan.pretrain_epochs or data is None:
             return
-        order = batches(len(data[1]), plan.batch_size, plan.pretrain_epochs, None, stream(plan.seed, "pretrain"))
+        order = batches(len(data), plan.batch_size, plan.pretrain_epochs, None, stream(plan.seed, "pretrain"))
         x = self.worker.learn(self.server.x, self.server.buffers, data, plan.pretrain_lr, order, 0)
         self.server = replace(self.server, x=x, buffers=self.worker.model.buffers.clone())
 
@@ -257,23 +273,23 @@ class Loop:
         self.bytes, self.seconds, self.done = state["bytes"], state["seconds"], last
         for round in range(1, last + 1):
             self.rounds.skip(round)
+        self.stopped = self._out_of_patience()
         return True
 
     def _finish(self) -> Result:
         self._collect()
         self.worker.model.load(self.server.x, self.server.buffers)
-        summary = summarise(self.history, self.plan.targets)
-        summary |= {**self.bytes, "seconds": self.seconds, "versions": versions()}
-        self._checkpoint(self.plan.rounds)
+        summary = summarise(self.history, self.plan.targets, self.work.monitor)
+        summary |= {"rounds": self.done, **self.bytes, "seconds": self.seconds, "versions": versions()}
+        self._checkpoint(self.done)
         if self.folder:
             self.worker.model.save(self.folder.path / "model.safetensors")
             self.folder.finish(summary)
-        self.worker.model.module.eval()
         return Result(
             self.history,
             self.lines,
             summary,
-            self.worker.model.module,
+            self.worker.model.ordinary(self.work.module),
             self.folder.path if self.folder else None,
             self.server,
             self.worker.clock.seconds,

@@ -6,6 +6,7 @@ Shared memory, Ray and Flower read the same description (``Messages``); both end
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -46,8 +47,8 @@ class Outcome:
     buffers: Tensor
     up: Tree
     kept: Tree
-    loss: float
-    """Mean training loss over the samples visited."""
+    loss: Any
+    """Mean training loss over the samples visited: a number, or one that still lies on its device."""
     visits: int
     steps: int
 

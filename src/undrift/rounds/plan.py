@@ -68,6 +68,10 @@ class Train(Section):
         Literal["samples", "uniform"], Field(description="Clients weigh by their samples, or all alike.")
     ] = "samples"
     eval_every: Annotated[Count, Field(description="Rounds from one evaluation to the next.")] = 1
+    drop_last: Annotated[bool, Field(description="Leave out a last short batch, if it is not the only one.")] = False
+    patience: Annotated[
+        Count | None, Field(description="End the run after so many evaluations without a better monitored value.")
+    ] = None
 
 
 class Plan(Train):
@@ -77,6 +81,8 @@ class Plan(Train):
     """Random flips and crops of images."""
     seed: Annotated[int, Field(ge=0, lt=2**63, description="Fixes everything that is drawn.")] = 0
     precision: Precision = "fp32"
+    monitor: str | None = None
+    """What is looked at; a leading ``-``: less is better. None: accuracy where it is counted, else the loss."""
     targets: Annotated[tuple[float, ...], Field(strict=False)] = ()
 
     def with_(self, **changes: Any) -> Plan:
@@ -107,15 +113,21 @@ class Plan(Train):
         """How many steps a client with so many samples makes in a round (``K``)."""
         if self.local_steps is not None:
             return self.local_steps
-        return self.local_epochs * math.ceil(samples / (self.batch_size or samples))
+        return self.local_epochs * self.batches_a_pass(samples)
+
+    def batches_a_pass(self, samples: int) -> int:
+        """How many batches one pass over so many samples makes."""
+        full, rest = divmod(samples, self.batch_size or samples)
+        return full if full and (self.drop_last or not rest) else full + 1
 
     def visits(self, samples: int) -> int:
         """How many samples a client with so many visits in a round, repetitions counted."""
+        size, count = self.batch_size or samples, self.batches_a_pass(samples)
+        a_pass = min(samples, count * size)
         if self.local_steps is None:
-            return self.local_epochs * samples
-        size = self.batch_size or samples
-        passes, rest = divmod(self.local_steps, math.ceil(samples / size))
-        return passes * samples + rest * size
+            return self.local_epochs * a_pass
+        passes, rest = divmod(self.local_steps, count)
+        return passes * a_pass + rest * size
 
     def weight(self, samples: int) -> float:
         """A client's weight before normalisation."""
@@ -128,7 +140,7 @@ class Plan(Train):
     def order(self, samples: int, round: int, client: int) -> Iterator[Indices]:
         """Positions of each of a client's batches in a round."""
         rng = stream(self.seed, "order", round, client)
-        return batches(samples, self.batch_size, self.local_epochs, self.local_steps, rng)
+        return batches(samples, self.batch_size, self.local_epochs, self.local_steps, rng, drop_last=self.drop_last)
 
 
 def plan_of(settings: Mapping[str, Any]) -> Plan:
@@ -164,32 +176,26 @@ def shown(value: Any) -> str:
 
 
 def batches(
-    samples: int, batch_size: int, epochs: int, steps: int | None, rng: np.random.Generator
+    samples: int,
+    batch_size: int,
+    epochs: int,
+    steps: int | None,
+    rng: np.random.Generator,
+    *,
+    drop_last: bool = False,
 ) -> Iterator[Indices]:
     """Positions of each batch: every epoch visits every sample once in a fresh order, the last short batch too.
 
-    With ``steps`` so many batches are made, reshuffled whenever all samples have been visited.
+    ``drop_last`` leaves that one out, unless it is the only one. With ``steps`` so many batches are made, reshuffled
+    whenever all samples have been visited.
     """
     size = batch_size or samples
-    remaining = steps if steps is not None else epochs * math.ceil(samples / size)
+    end = samples - samples % size if drop_last and samples > size else samples
+    remaining = steps if steps is not None else epochs * math.ceil(end / size)
     while remaining > 0:
         order = rng.permutation(samples)
-        for start in range(0, samples, size):
+        for start in range(0, end, size):
             yield order[start : start + size]
             remaining -= 1
             if not remaining:
                 return
-
-
-def grouped(order: Iterator[Indices], samples: int) -> Iterator[list[Indices]]:
-    """Batches in groups of at most so many samples, but at least one batch."""
-    group: list[Indices] = []
-    held = 0
-    for positions in order:
-        if group and held + len(positions) > samples:
-            yield group
-            group, held = [], 0
-        group.append(positions)
-        held += len(positions)
-    if group:
-        yield group

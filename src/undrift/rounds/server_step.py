@@ -17,7 +17,8 @@ from undrift.core.tree import Tree, flatten, nbytes, unflatten
 from undrift.errors import DivergedError
 from undrift.rounds.messages import Broadcast, Lost, Outcome
 from undrift.rounds.plan import batches
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 from undrift.rules.rule import Owns, ServerAt
 
 
@@ -77,12 +78,12 @@ class Totals:
         for path, total in flatten(self.up).items():
             total.add_(sent[path], alpha=weight)
         self.weight += weight
-        self.loss += out.loss * out.visits
+        self.loss += float(out.loss) * out.visits
         self.visits += out.visits
         self.steps += out.steps
         self.clients += 1
         self.bytes += nbytes(out.tree())
-        if not (math.isfinite(out.loss) and math.isfinite(float(out.delta.dot(out.delta)))):
+        if not (math.isfinite(float(out.loss)) and math.isfinite(float(out.delta.dot(out.delta)))):
             self.diverged.append(out.client)
 
     def refuse_diverged(self, round: int) -> None:
@@ -124,7 +125,7 @@ class ServerStep:
             mean_steps=totals.steps / totals.clients,
             mean_visits=totals.visits / totals.clients,
             batch_size=plan.batch_size,
-            server_samples=0 if federation.server is None else len(federation.server[1]),
+            server_samples=0 if federation.server is None else len(federation.server),
             learn=Learner(self.work, self.worker, broadcast.round, buffers),
             random=HookRandom(plan.seed, broadcast.round),
         )
@@ -158,7 +159,7 @@ class Learner:
         """From ``start``, so many epochs or steps."""
         data, seed = self.work.federation.server, self.work.plan.seed
         assert data is not None, "server learning is checked to have data before the run"
-        order = batches(len(data[1]), batch_size, epochs or 1, steps, stream(seed, "server-order", self.round))
+        order = batches(len(data), batch_size, epochs or 1, steps, stream(seed, "server-order", self.round))
         with self.worker.clock("server learning"):
             return self.worker.learn(start, self.buffers, data, lr, order, self.round)
 

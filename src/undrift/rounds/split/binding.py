@@ -16,12 +16,12 @@ from undrift.rules.rule import ClientAt, Owns, Rule
 from undrift.rules.split import Split
 
 
-def bind_split(whole: Chain, module: nn.Module, plan: Plan) -> Chain:
+def bind_split(whole: Chain, module: nn.Module, plan: Plan, statistics: frozenset[str] | None = None) -> Chain:
     """Hold the other links to the clients' part; refuse those that make no sense there."""
     split = whole.owner_of(Owns.ROUND_KIND)
     assert isinstance(split, Split)
     try:
-        front = FlatModel(halve(FlatModel(module), split.cut).client).layout
+        front = FlatModel(halve(FlatModel(module, statistics=statistics), split.cut).client).layout
     except ConfigError as error:
         raise ConfigError(f"{split.name}.{error}") from None
     for link in whole.links:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from undrift.core.nested import Nested, call
 from undrift.core.streams import torch_seed
 from undrift.core.tree import Tree
 from undrift.core.vector import FlatModel
@@ -46,9 +47,9 @@ class SplitClient:
     def forward(self) -> Smashed:
         """The next minibatch, forward to the cut."""
         front = self._attached()
-        x, labels = next(self.batches)
+        inputs, labels = next(self.batches)
         self.rule.shift(front.weights, self.at)
-        z = self._forward_later(front, x) if self.recompute else self._forward(front, x)
+        z = self._forward_later(front, inputs) if self.recompute else self._forward(front, inputs)
         if relative := self.parts.algorithm.smashed_noise:
             z = blurred(z, relative, self.blur)
         if self.recompute:
@@ -90,23 +91,22 @@ class SplitClient:
         self.y, self.buffers = self.parts.detach(self.front)
         self.front = None
 
-    def _forward(self, front: FlatModel, x: Tensor) -> Tensor:
+    def _forward(self, front: FlatModel, x: Nested) -> Tensor:
         with self.noise.drawn(), self.worker.autocast():
-            sent: Tensor = front.module(x)
+            sent = call(front.module, x)
         self.again: Callable[[], Tensor] = lambda: sent
         return sent.detach()
 
     @torch.no_grad()
-    def _forward_later(self, front: FlatModel, x: Tensor) -> Tensor:
+    def _forward_later(self, front: FlatModel, x: Nested) -> Tensor:
         before, masks = front.buffers.clone(), Noise.at(self.noise.state)
         with self.noise.drawn(), self.worker.autocast():
-            z: Tensor = front.module(x)
+            z = call(front.module, x)
         front.buffers.copy_(before)
 
         def again() -> Tensor:
             with torch.enable_grad(), masks.drawn(), self.worker.autocast():
-                sent: Tensor = self._attached().module(x)
-            return sent
+                return call(self._attached().module, x)
 
         self.again = again
         return z
@@ -115,7 +115,7 @@ class SplitClient:
         """The gradient of the client's whole loss at the synchronised model, through the cut and back."""
         federation, each = self.parts.work.federation, self.parts.smashed_bytes
         index = federation.rows(self.client)
-        self.tally.up += len(index) * (each + federation.y[0].nbytes)
+        self.tally.up += len(index) * (each + federation.pool.bytes_each[1])
         self.tally.down += len(index) * each
         return self.worker.full_gradient(broadcast.x, broadcast.buffers, index)[: self.parts.halves.size]
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from undrift.core.nested import call
 from undrift.core.streams import torch_seed
 from undrift.rounds.messages import Broadcast
 from undrift.rounds.split.messages import Gradient, MainUpdate, Smashed
@@ -50,8 +51,7 @@ class MainServer:
         self.statistics: dict[int, Tensor] = {}
         self.acting: int | None = None
         self.worker.model.load(broadcast.x, broadcast.buffers)
-        self.worker.mode(training=True)
-        self.halves.server.train()
+        self.worker.model.mode(training=True)
 
     def step(self, messages: Sequence[Smashed], q: Sequence[float], lr: float) -> list[Gradient]:
         """Answer the messages of clients that act together, and make one step of size ``lr``."""
@@ -101,8 +101,8 @@ class MainServer:
                 stack.enter_context(self.noise.drawn())
                 stack.enter_context(dealt(self.halves.server, sizes, noises))
             stack.enter_context(self.worker.autocast())
-            out = self.halves.server(torch.cat(received))
-        losses = [self._loss(rows, m.labels) for rows, m in zip(out.split(sizes), messages, strict=True)]
+            out = call(self.halves.server, torch.cat(received))
+        losses = [self._loss(rows, m.labels) for rows, m in zip(torch.split(out, sizes), messages, strict=True)]
         self.grad.zero_()
         joint = losses[0] if len(losses) == 1 else torch.stack(losses) @ losses[0].new_tensor(q)
         joint.backward()  # type: ignore[no-untyped-call]

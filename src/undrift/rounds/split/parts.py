@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from undrift.core.nested import call
 from undrift.core.vector import FlatModel, Layout
 from undrift.errors import ConfigError
 from undrift.models.blocks import blocks, cut
@@ -33,7 +35,9 @@ def halve(model: FlatModel, where: int | str) -> Halves:
         raise ConfigError(f"cut = {where!r}: only an nn.Sequential can be cut, not {type(model.module).__name__}")
     client, server = cut(model.module, where)
     size = _prefix(model.layout, _trained(client), _trained(server), where)
-    held = _prefix(model.buffer_layout, _statistics(client), _statistics(server), where)
+    held = _prefix(
+        model.buffer_layout, _statistics(client, model.buffer_layout), _statistics(server, model.buffer_layout), where
+    )
     if not 0 < size < model.layout.size:
         side = "server" if size else "client"
         raise ConfigError(f"cut = {where!r} leaves the {side} without trainable parameters")
@@ -50,8 +54,9 @@ def _trained(part: nn.Module) -> list[str]:
     return [name for name, parameter in part.named_parameters() if parameter.requires_grad]
 
 
-def _statistics(part: nn.Module) -> list[str]:
-    return [name for name, buffer in part.named_buffers() if buffer.is_floating_point()]
+def _statistics(part: nn.Module, layout: Layout) -> list[str]:
+    kept = {entry.name for entry in layout.entries}
+    return [name for name, buffer in part.named_buffers() if buffer.is_floating_point() and name in kept]
 
 
 def _prefix(layout: Layout, client: list[str], server: list[str], where: int | str) -> int:
@@ -70,8 +75,12 @@ class SplitParts:
 
     def attach(self, weights: Tensor, buffers: Tensor) -> FlatModel:
         """A client's part of the model with these vectors, for as long as the client acts."""
-        front = self._fronts.pop() if self._fronts else FlatModel(self.halves.client, self.work.device)
-        front.module.train()
+        front = (
+            self._fronts.pop()
+            if self._fronts
+            else FlatModel(self.halves.client, self.work.device, self.work.statistics)
+        )
+        front.mode(training=True)
         front.load(weights, buffers)
         return front
 
@@ -101,5 +110,4 @@ class SplitParts:
 
     def _forward(self) -> Tensor:
         with self.worker.evaluating(), self.worker.autocast():
-            z: Tensor = self.halves.client(self.work.federation.x[:1].to(self.work.device))
-        return z
+            return call(self.halves.client, self.worker.place.moved(self.work.federation.pool.take(np.array([0])))[0])

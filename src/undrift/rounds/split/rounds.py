@@ -7,7 +7,6 @@ any other. The fed server's rate and the rules of the chain act on what it avera
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
@@ -24,7 +23,8 @@ from undrift.rounds.server_step import Report, Server, ServerStep, SharedData, T
 from undrift.rounds.split.messages import ClientUpdate, MainUpdate, Tally
 from undrift.rounds.split.parties import ActorLostError, Actors, InActors, InProcess, Parties
 from undrift.rounds.split.parts import SplitParts
-from undrift.rounds.worker import Work, Worker
+from undrift.rounds.work import Work
+from undrift.rounds.worker import Worker
 from undrift.rules.rehearsal import rehearse
 from undrift.rules.rule import Owns
 from undrift.rules.split import Split, Timetable
@@ -75,7 +75,7 @@ class SplitRounds:
         smashed = self.parts.smashed_bytes
         back = {"x": server.x[halves.size :], "buffers": server.buffers[halves.buffer_size :]}
         down = report.bytes_down - bytes_down(self.work, back, {}, len(report.clients)) + visits * smashed
-        up = report.bytes_up - nbytes(back) * len(heard) + visits * (smashed + federation.y[0].nbytes)
+        up = report.bytes_up - nbytes(back) * len(heard) + visits * (smashed + federation.pool.bytes_each[1])
         return new, replace(report, bytes_down=down, bytes_up=up)
 
     def _attempt(self, round: int, server: Server) -> tuple[Server, Report]:
@@ -173,7 +173,7 @@ def timetable(cohort: list[int], plan: Plan, sizes: dict[int, int]) -> Timetable
     """The timetable of a round; with ``local_steps`` all clients make equally many steps."""
     if plan.local_steps is not None:
         return Timetable(dict.fromkeys(cohort, plan.local_steps), 1)
-    batches = {client: math.ceil(n / (plan.batch_size or n)) for client, n in sizes.items()}
+    batches = {client: plan.batches_a_pass(n) for client, n in sizes.items()}
     return Timetable(batches, plan.local_epochs)
 
 

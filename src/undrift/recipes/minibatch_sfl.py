@@ -55,7 +55,7 @@ _UP_TO = {OVER_V2: 0.241, OVER_FL: 0.171}
 
 # fmt: off
 _SMALL_RATIO = {"small": Size(
-    "8 rounds of 5 epochs, all 50,000 samples: where the paper's curves are furthest apart; SFL-V1 is left out, because "
+    "8 rounds of 5 epochs, all 50,000 samples: as many as two cores do in an hour; SFL-V1 is left out, because "
     "it equals FL to rounding.",
     {"train.rounds": 8}, seeds=1,
     only=tuple(f"r={r}: {label}" for r in (0.0, 0.8, 0.95) for label in ("FL", "MiniBatch-SFL", "SFL-V2")))}

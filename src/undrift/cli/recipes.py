@@ -16,10 +16,11 @@ from undrift.experiment.config import toml_value
 from undrift.experiment.run_many import Planned
 from undrift.recipes import RECIPES, recipe_of
 from undrift.recipes.estimate import hours_of, planned_runs
-from undrift.recipes.evidence import evidence_of, write_evidence
+from undrift.recipes.evidence import evidence_of, read_evidence, stem, write_evidence
+from undrift.recipes.pages import write_pages
 from undrift.recipes.recipe import Recipe, sized
 from undrift.recipes.run import Options, Outcome, finished, reproduce
-from undrift.recipes.tables import HEAD, result_rows, write_pages
+from undrift.recipes.tables import HEAD, result_rows
 
 Scale = Annotated[float, typer.Option(help="Shrink rounds, data and clients by this factor.", min=0.0, max=1.0)]
 Results = Annotated[Path, typer.Option(help="Folder of the evidence (NAME.json, README.md).")]
@@ -99,14 +100,26 @@ def results_(
     results: Results = Path("results"),
     readme: Annotated[Path, typer.Option(help="The page with the markers for the table.")] = Path("README.md"),
 ) -> None:
-    """Generate the tables of results/README.md and README.md from results/*.json.
+    """Generate results/*.md, their plots and the table of README.md from results/*.json.
 
     Example: undrift results
     """
     if not results.is_dir():
         raise ConfigError(f"--results {results}: no such folder")
+    _draw_results(results)
     for path in write_pages(results, readme):
         typer.echo(f"written: {path}")
+
+
+def _draw_results(results: Path) -> None:
+    """A plot for each result, where what draws is installed."""
+    try:
+        from undrift.report.evidence import write_picture
+
+        for evidence in read_evidence(results):
+            write_picture(evidence, results / "plots" / f"{stem(evidence)}.png")
+    except (ImportError, InputError) as error:
+        typer.echo(f"no plots: {error}", err=True)
 
 
 class _Sum:
@@ -133,6 +146,7 @@ def _carry_out(recipe: Recipe, options: Options, results: Path, quiet: bool) -> 
     for run, reason in outcome.failures.items():
         typer.echo(f"failed: {run}: {reason}", err=True)
     typer.echo(f"evidence in {path}, runs in {options.out}")
+    _draw_results(results)
     write_pages(results, None)
     _plot(outcome)
 

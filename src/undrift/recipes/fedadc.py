@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from undrift.recipes.claims import Ahead, Claim, Reaches
 from undrift.recipes.recipe import Arm, Recipe, Size, Tuning
 
 PAPER = "FedADC"
@@ -62,7 +63,17 @@ _SMALL = {
         seeds=1,
     )
 }
-_METRICS = ("rolling_accuracy", TARGET, f"ratio:FedAvg:{TARGET}")
+_ENDED = "rolling_accuracy"
+_CLAIMS = (
+    Claim("FedADC ends ahead of SlowMo and FedAvg.", (Ahead("FedADC (Nesterov)", ("SlowMo", "FedAvg"), _ENDED),)),
+    Claim("SlowMo ends ahead of FedAvg.", (Ahead("SlowMo", ("FedAvg",), _ENDED),)),
+    Claim(
+        "FedADC needs far fewer rounds than FedAvg for an accuracy that FedAvg reaches late.",
+        (Ahead("FedADC (Nesterov)", ("FedAvg", "SlowMo"), "late:FedAvg"),),
+    ),
+    Claim("FedADC is above 80 % within 500 rounds.", (Reaches(("FedADC (Nesterov)",), _ENDED, 0.80),)),
+)
+_METRICS = (_ENDED, "late:FedAvg", TARGET, f"ratio:FedAvg:{TARGET}")
 
 RECIPES = (
     Recipe(
@@ -76,6 +87,7 @@ RECIPES = (
         seeds=10,
         tuning=Tuning(rounds=50),
         notes=_NOTES,
+        claims=_CLAIMS,
         sizes=_SMALL,
     ),
     Recipe(
@@ -89,6 +101,7 @@ RECIPES = (
         seeds=10,
         tuning=Tuning(rounds=50),
         notes=_NOTES,
+        claims=_CLAIMS,
         sizes=_SMALL,
     ),
 )

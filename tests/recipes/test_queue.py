@@ -152,3 +152,11 @@ def test_the_time_left_learns_from_what_has_been_made(tmp_path: Path, monkeypatc
 def str_of(minutes: float) -> str:
     hours, rest = divmod(round(minutes), 60)
     return f"{hours} h {rest} min" if hours else f"{rest} min"
+
+
+def test_the_documented_queue_is_a_queue(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    example = text.partition("```toml\n")[2].partition("```")[0]
+    first, second = read_queue(written(tmp_path, example))
+    assert (first.size, first.only, second.seeds) == ("small", ["alpha=0.1"], 3)
+    task_of(second, out=None, jobs=1)

@@ -162,6 +162,18 @@ def test_lines_that_are_not_run_again_keep_what_was_found(tmp_path: Path) -> Non
     assert not first["FSL again"]["ours"]["gain:FedAvg:rolling_accuracy"]["mean"]
 
 
+def test_a_line_that_now_means_something_else_is_not_kept(tmp_path: Path) -> None:
+    def labels(recipe: Recipe, budget: float | None) -> list[str]:
+        outcome = reproduce(recipe, options(tmp_path / "runs" / str(budget), seeds=1, tune=False, budget=budget))
+        path = write_evidence(evidence_of(outcome, "x"), tmp_path / "results")
+        return [arm["label"] for arm in json.loads(path.read_text())["arms"] if arm["runs"]]
+
+    more = Arm("gone later", "fedavg", {"train.lr": 0.2})
+    assert labels(replace(TOY, arms=(*TOY.arms, more)), None) == ["FSL", "FSL again", "FedAvg", "gone later"]
+    changed = replace(TOY.arms[2], settings={"train.cohort": 3})
+    assert labels(replace(TOY, arms=(*TOY.arms[:2], changed)), 0) == ["FSL", "FSL again", "gone later"]
+
+
 def test_another_experiment_of_that_name_is_not_mixed_in(tmp_path: Path) -> None:
     def runs(scale: float, budget: float | None) -> list[Any]:
         outcome = reproduce(TOY, options(tmp_path / f"{scale}", seeds=1, tune=False, scale=scale, budget=budget))

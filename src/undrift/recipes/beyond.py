@@ -37,7 +37,7 @@ COMBINATIONS = Recipe(
         _arm("fedpvr+fsl", {**_SQRT, "algorithm.fedpvr.layers": 2}, {"algorithm.fedpvr.layers": (1, 2)}),
         _arm("scaffold+fedadc+fsl", {}, _BETA),
         _arm("feddyn+fsl", {"algorithm.feddyn.alpha": 0.1}, _ALPHA),
-        _arm("feddyn+fsl", {"algorithm.feddyn.alpha": 0.1, **_FALLS}, _ALPHA, "feddyn+fsl, gamma falls"),
+        _arm("feddyn+fsl", {"algorithm.feddyn.alpha": 0.1, **_FALLS}, _ALPHA, "feddyn+fsl, gamma falls early"),
     ),
     (HALF, ENDED),
     seeds=3,

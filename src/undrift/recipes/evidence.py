@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from undrift.core.files import write_json
+from undrift.experiment.run_folder import dotted
 from undrift.experiment.run_many import Planned
 from undrift.recipes import metrics
 from undrift.recipes.recipe import Arm, Number, Recipe, full_label
-from undrift.recipes.run import Options, Outcome, finished, settings_of
+from undrift.recipes.run import Options, Outcome, finished, planned, settings_of
 from undrift.recipes.scale import differences
 
 Evidence = dict[str, Any]
@@ -71,19 +72,31 @@ def write_evidence(evidence: Evidence, folder: Path) -> Path:
 
 
 def with_earlier(evidence: Evidence, earlier: Evidence) -> Evidence:
-    """The evidence, with those lines of an earlier one that it has no run of; each keeps how it was made."""
+    """The evidence, with those lines of an earlier one that it has no run of; each keeps how it was made.
+
+    A line that the recipe no longer has stays too; one that it now has with other settings does not.
+    """
     same = ("recipe", "size", "scale", "scaling", "stand_in")
     if any(evidence.get(key) != earlier.get(key) for key in same):
         return evidence
-    before = {(arm["group"], arm["label"]): arm for arm in earlier["arms"] if arm["runs"]}
-    arms = [
-        arm
-        if arm["runs"] or (old := before.get((arm["group"], arm["label"]))) is None
-        else {**old, "by": made_by(earlier, old), "paper": arm["paper"]}
-        for arm in evidence["arms"]
-    ]
+    before = {
+        (arm["group"], arm["label"]): {**arm, "by": made_by(earlier, arm)} for arm in earlier["arms"] if arm["runs"]
+    }
+    arms = []
+    for arm in evidence["arms"]:
+        old = before.pop((arm["group"], arm["label"]), None)
+        keep = old is not None and not arm["runs"] and _same_settings(old, arm)
+        arms.append({**old, "paper": arm["paper"]} if old and keep else arm)
+    arms += before.values()
     add_comparisons(evidence["metrics"], arms)
     return {**evidence, "arms": arms}
+
+
+def _same_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether a line means the same as before: what it tunes, keys that came later and how often it looks aside."""
+    free = {*old["setting"], *new["setting"], "seed", "train.eval_every"}
+    a, b = (dotted(line["configuration"] or {}) for line in (old, new))
+    return all(a[key] == b[key] for key in (a.keys() & b.keys()) - free)
 
 
 def made_by(evidence: Evidence, arm: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,13 +137,18 @@ def _arm(outcome: Outcome, arm: Arm, command: str) -> dict[str, Any]:
         "setting": dict(chosen.setting) if chosen else {},
         "chosen": chosen.how if chosen else MISSING,
         "tried": chosen.tried if chosen else [],
-        "configuration": _without_places(done[0].config.complete()) if done else None,
+        "configuration": _without_places((done[0] if done else _as_declared(outcome, arm)).config.complete()),
         "paper": dict(arm.paper),
         "by": {"command": command, "date": time.strftime("%Y-%m-%d"), **_made_with(done)},
         "runs": made,
         "missing": [run.name for run in runs if run not in done] or ([label] if not runs else []),
         "ours": {m: spread([run["metrics"].get(m) for run in made]) for m in outcome.recipe.metrics if not compared(m)},
     }
+
+
+def _as_declared(outcome: Outcome, arm: Arm) -> Planned:
+    setting = {key: arm.settings[key] for key in arm.sweep if key in arm.settings}
+    return planned(outcome.recipe, outcome.options, arm, setting, 0)
 
 
 def _run(names: Sequence[str], run: Planned) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_verdicts_stand_in_the_index_and_on_the_page() -> None:
     assert "FSL n_0=500 90 ± 0 (2), FedDyn 80 ± 0 (2) (**no**)" in row
     assert "[table I](fsl.md#fsl-table-1)".replace("table I", "table 1") in row
     told = next(line for line in section(e, drawn=False).splitlines() if "More server data help" in line)
-    assert "**Open**: the runs that it needs have not been made" in told
+    assert "**Open**: what it needs has not been run or measured" in told
 
 
 def test_scaled_and_stand_in_are_labelled() -> None:

@@ -174,6 +174,19 @@ def test_a_line_that_now_means_something_else_is_not_kept(tmp_path: Path) -> Non
     assert labels(replace(TOY, arms=(*TOY.arms[:2], changed)), 0) == ["FSL", "FSL again", "gone later"]
 
 
+def test_notes_on_lines_that_are_kept_stay(tmp_path: Path) -> None:
+    def notes(recipe: Recipe, only: str) -> list[str]:
+        outcome = reproduce(recipe, options(tmp_path / "runs", seeds=1, tune=False, only=(only,)))
+        path = write_evidence(evidence_of(outcome, "x"), tmp_path / "results")
+        return list(json.loads(path.read_text())["notes"])
+
+    notes(replace(TOY, notes=("chosen by eye",)), "FSL again")
+    assert notes(replace(TOY, notes=("new",)), "FedAvg") == ["new", "chosen by eye"]
+    outcome = reproduce(replace(TOY, notes=("all new",)), options(tmp_path / "runs", seeds=1, tune=False))
+    path = write_evidence(evidence_of(outcome, "x"), tmp_path / "results")
+    assert json.loads(path.read_text())["notes"] == ["all new"]
+
+
 def test_another_experiment_of_that_name_is_not_mixed_in(tmp_path: Path) -> None:
     def runs(scale: float, budget: float | None) -> list[Any]:
         outcome = reproduce(TOY, options(tmp_path / f"{scale}", seeds=1, tune=False, scale=scale, budget=budget))

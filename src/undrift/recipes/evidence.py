@@ -82,14 +82,17 @@ def with_earlier(evidence: Evidence, earlier: Evidence) -> Evidence:
     before = {
         (arm["group"], arm["label"]): {**arm, "by": made_by(earlier, arm)} for arm in earlier["arms"] if arm["runs"]
     }
-    arms = []
+    arms, kept = [], []
     for arm in evidence["arms"]:
         old = before.pop((arm["group"], arm["label"]), None)
-        keep = old is not None and not arm["runs"] and _same_settings(old, arm)
-        arms.append({**old, "paper": arm["paper"]} if old and keep else arm)
-    arms += before.values()
-    add_comparisons(evidence["metrics"], arms)
-    return {**evidence, "arms": arms}
+        if old is not None and not arm["runs"] and _same_settings(old, arm):
+            arm = {**old, "paper": arm["paper"]}
+            kept.append(arm)
+        arms.append(arm)
+    kept += before.values()
+    add_comparisons(evidence["metrics"], arms := [*arms, *before.values()])
+    notes = dict.fromkeys([*evidence["notes"], *(earlier["notes"] if kept else ())])
+    return {**evidence, "arms": arms, "notes": list(notes)}
 
 
 def _same_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

@@ -82,7 +82,7 @@ def section(e: Evidence, drawn: bool) -> str:
     lines = [_anchored(e), "", f"{e['title']}. `{e['recipe']}`", ""]
     for claim in _claims(e):
         word, findings = verdict(claim, e["arms"])
-        why = told(findings) or "the runs that it needs have not been made"
+        why = told(findings) or "what it needs has not been run or measured"
         lines.append(f"- *{claim.words}* **{word.capitalize()}**{_seeds(e, findings)}: {why}")
     lines += ["", f"![{e['title']}](plots/{stem(e)}.png)"] * drawn
     lines += ["", *markdown(wide_rows(e)), ""] if any(arm["runs"] for arm in e["arms"]) else [""]

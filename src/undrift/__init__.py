@@ -3,6 +3,11 @@
 Drift controls that compose: every algorithm is FedAvg plus rules, joined with ``+``.
 """
 
+# ruff: noqa: E402
+from undrift.core.processor import avoid_broken_amx as _avoid_broken_amx
+
+_avoid_broken_amx()  # before anything computes with PyTorch
+
 from undrift.core.version import VERSION
 from undrift.data.federation import Federation, from_clients
 from undrift.errors import ConfigError, DataError, DivergedError, InputError, RunError, UndriftError

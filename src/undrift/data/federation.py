@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from undrift.core.streams import stream
 from undrift.data.own import pooled, samples_of
-from undrift.data.samples import Collate, InMemory, Samples
+from undrift.data.samples import Collate, InMemory, Samples, labels_of
 from undrift.errors import DataError
 
 Indices = NDArray[np.int64]
@@ -70,13 +69,7 @@ class Federation:
     @property
     def labels(self) -> NDArray[np.int64] | None:
         """The class labels of the pool; None where targets are no single whole numbers, or are read when needed."""
-        if not isinstance(self.pool, InMemory) or not isinstance(self.pool.targets, Tensor):
-            return None
-        targets = self.pool.targets
-        if targets.is_floating_point() or targets.dim() != 1:
-            return None
-        found: NDArray[np.int64] = targets.cpu().numpy()
-        return found
+        return labels_of(self.pool)
 
     def changed(self, change: Callable[[Samples], Samples]) -> Federation:
         """The same federation with all samples changed in the same way."""

@@ -144,6 +144,15 @@ class InMemory:
         return sizes[0], sizes[1]
 
 
+def labels_of(samples: Samples) -> Indices | None:
+    """Class labels; None where targets are no single whole numbers, or are read only when needed."""
+    targets = samples.targets if isinstance(samples, InMemory) else None
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dim() != 1:
+        return None
+    found: Indices = targets.cpu().numpy()
+    return found
+
+
 def _empty_bytes(leaf: Tensor) -> int:
     return int(np.prod(leaf.shape[1:])) * leaf.element_size()
 
@@ -292,7 +301,7 @@ def checked(pair: Any, who: str) -> Batch:
     inputs, targets = (map_leaves(lambda leaf: _tensor(leaf, who), part) for part in pair)
     counts = {len(leaf) for part in (inputs, targets) for leaf in leaves(part)}
     if len(counts) != 1 or not counts.isdisjoint({0}):
-        raise DataError(f"{who}: inputs {shape_of(inputs)} and targets {shape_of(targets)} must have as many samples")
+        raise DataError(f"{who}: inputs {shape_of(inputs)} and targets {shape_of(targets)} differ in length")
     for leaf in leaves(inputs):
         if leaf.is_floating_point() and not torch.isfinite(leaf).all():
             raise DataError(f"{who}: inputs hold NaN or infinities")

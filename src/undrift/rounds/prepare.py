@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from undrift.core.nested import Nested, call, map_leaves
 from undrift.core.vector import FlatModel
 from undrift.data.federation import Federation
-from undrift.data.samples import Batch, Visit
+from undrift.data.samples import Batch, Indices, Visit, labels_of
 from undrift.errors import ConfigError
 from undrift.rounds.plan import Plan
 from undrift.rounds.split.binding import bind_split
@@ -25,7 +25,7 @@ from undrift.rules.chain import Chain, chain
 from undrift.rules.rehearsal import rehearse
 from undrift.rules.rule import Owns, RoundKind, Rule
 from undrift.tasks import Classification, Loss, LossOnly, Task
-from undrift.tasks.fit import AUTO, Fit, fit
+from undrift.tasks.fit import AUTO, fit, outputs_of
 from undrift.tasks.metrics import check_metrics
 
 TRIED = 32
@@ -72,8 +72,10 @@ def bound(
     dtype = FlatModel(module).weights.dtype
     federation = federation.changed(lambda samples: samples.cast(dtype))
     inputs, targets = few_samples(federation, plan.seed)
-    found = fit(module, inputs, targets, task, loss)
-    _check_targets(found, federation)
+    outputs = outputs_of(module, inputs)
+    if loss is None and task in (AUTO, Classification.name):
+        _check_labels(outputs, federation)
+    found = fit(outputs, targets, task, loss)
     statistics = changing_buffers(module, inputs)
     _refuse_single_samples(module, inputs, federation, plan)
     model = FlatModel(module, device, statistics)
@@ -119,17 +121,29 @@ def _check_settings(whole: Chain, federation: Federation, plan: Plan) -> None:
         raise ConfigError(f"train.cohort = {plan.cohort}: there are only {len(federation)} clients")
 
 
-def _check_targets(found: Fit, federation: Federation) -> None:
-    """All class labels that lie in memory, not only the few that were tried."""
-    labels = federation.labels
-    if labels is None or not len(labels) or not isinstance(found.task, Classification):
+def _check_labels(outputs: Tensor, federation: Federation) -> None:
+    """All class labels that lie in memory, not only the few that are tried."""
+    if outputs.dim() != 2 or outputs.shape[1] < 2:
         return
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= found.classes:
-        raise ConfigError(
-            f"labels go from {low} to {high}, but the model gives scores of {found.classes} classes "
-            f"(0 … {found.classes - 1})"
-        )
+    classes = outputs.shape[1]
+    for owner, labels in _all_labels(federation):
+        wrong = labels[(labels < 0) | (labels >= classes)]
+        if len(wrong):
+            raise ConfigError(
+                f"{owner}: label {wrong[0]}, but the model gives scores of {classes} classes (0 … {classes - 1})"
+            )
+
+
+def _all_labels(federation: Federation) -> Iterator[tuple[str, Indices]]:
+    """Class labels and whose they are, where they are known without reading data."""
+    pool = labels_of(federation.pool)
+    if pool is not None and len(pool):
+        yield from ((f"client {client}", pool[federation.rows(client)]) for client in range(len(federation)))
+    for name in ("server", "test", "validation"):
+        part = getattr(federation, name)
+        found = None if part is None else labels_of(part)
+        if found is not None:
+            yield f"{name} data", found
 
 
 def changing_buffers(module: nn.Module, inputs: Nested) -> frozenset[str]:
@@ -187,7 +201,7 @@ def _trains_on(module: nn.Module, inputs: Nested) -> bool:
 
 
 def _check_monitor(work: Work) -> None:
-    if isinstance(work.task, LossOnly):
+    if isinstance(work.task, LossOnly) and work.evaluated():
         warnings.warn(f"accuracy is not counted: {work.task.reason}", NotCountedWarning, stacklevel=4)
     if work.plan.monitor is None:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,11 @@ def whole(targets: Nested) -> bool:
     return isinstance(targets, Tensor) and not targets.is_floating_point() and targets.dtype != torch.bool
 
 
+def known(targets: Tensor) -> Tensor:
+    """How many targets are counted."""
+    return (targets != IGNORED).sum()
+
+
 def zero_or_one(targets: Tensor) -> bool:
     """Whether all targets are 0 or 1, of any type."""
     return targets.dtype == torch.bool or bool(((targets == 0) | (targets == 1)).all())
@@ -32,20 +38,26 @@ class Classification(Task):
     name = "classification"
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy(outputs, targets)
+        if targets.dim() == 1:
+            return cross_entropy(outputs, targets)
+        total = cross_entropy(outputs, targets, ignore_index=IGNORED, reduction="sum")
+        return total / known(targets).clamp(min=1)
 
     def misfit(self, outputs: Tensor, targets: Nested) -> str | None:
         if not whole(targets) or outputs.dim() < 2 or outputs.shape[1] < 2:
             return "outputs [B, C] with C > 1 and whole targets [B] are needed"
         if outputs.dim() == 3 or outputs.shape[:1] + outputs.shape[2:] != targets.shape:
             return "outputs [B, C] and targets [B] (or [B, C, H, W] and [B, H, W]) are needed"
-        known = targets[targets != IGNORED]
-        if len(known) and not 0 <= int(known.min()) <= int(known.max()) < outputs.shape[1]:
-            return f"targets must be classes 0 … {outputs.shape[1] - 1}, they go from {known.min()} to {known.max()}"
+        used = targets if targets.dim() == 1 else targets[targets != IGNORED]
+        if len(used) and not 0 <= int(used.min()) <= int(used.max()) < outputs.shape[1]:
+            return f"targets must be classes 0 … {outputs.shape[1] - 1}, they go from {used.min()} to {used.max()}"
         return None
 
+    def size(self, targets: Tensor) -> Any:
+        return len(targets) if targets.dim() == 1 else known(targets)
+
     def counts(self, outputs: Tensor, targets: Tensor) -> Sums:
-        return {"accuracy": ((outputs.argmax(1) == targets).sum(), targets.numel())}
+        return {"accuracy": ((outputs.argmax(1) == targets).sum(), self.size(targets))}
 
 
 class Binary(Task):
@@ -121,22 +133,21 @@ class LanguageModel(Task):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         total = cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-        return total / self.size(targets).clamp(min=1)
+        return total / known(targets).clamp(min=1)
 
     def misfit(self, outputs: Tensor, targets: Nested) -> str | None:
         if not whole(targets) or outputs.dim() != 3 or outputs.shape[:2] != targets.shape:
             return "outputs [B, T, V] and whole targets [B, T] are needed"
-        known = targets[targets != IGNORED]
-        if len(known) and not 0 <= int(known.min()) <= int(known.max()) < outputs.shape[2]:
+        used = targets[targets != IGNORED]
+        if len(used) and not 0 <= int(used.min()) <= int(used.max()) < outputs.shape[2]:
             return f"targets must be tokens 0 … {outputs.shape[2] - 1} or {IGNORED}"
         return None
 
     def size(self, targets: Tensor) -> Tensor:
-        return (targets != IGNORED).sum()
+        return known(targets)
 
     def counts(self, outputs: Tensor, targets: Tensor) -> Sums:
-        known = targets != IGNORED
-        return {"accuracy": (((outputs.argmax(2) == targets) & known).sum(), known.sum())}
+        return {"accuracy": ((outputs.argmax(2) == targets).sum(), known(targets))}
 
     def metrics(self, sums: dict[str, tuple[float, float]], loss: float) -> dict[str, float]:
         perplexity = math.exp(loss) if loss < 700 else math.inf

@@ -26,6 +26,7 @@ from undrift.rules import (
     SflV1,
     SflV2,
     SlowMo,
+    algorithm,
     fedpvr,
 )
 from undrift.rules.chain import Chain, chain
@@ -68,6 +69,7 @@ __all__ = [
     "ServerAt",
     "UndriftError",
     "__version__",
+    "algorithm",
     "centralised",
     "chain",
     "cut_table",

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from undrift.data import DataSet, load, load_server_file, partition, server_indices
+from undrift.data.samples import InMemory
 from undrift.errors import ConfigError, DataError
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
@@ -91,7 +92,7 @@ def test_balanced_needs_enough_of_each_class() -> None:
 def images() -> DataSet:
     x = torch.zeros(4, 3, 6, 5)
     y = torch.zeros(4, dtype=torch.int64)
-    return DataSet("pictures", x, y, x, y, 4, None, (0.5, 0.25, 0.1), (0.2, 0.5, 1.0))
+    return DataSet("pictures", InMemory(x, y), InMemory(x, y), 4, None, (0.5, 0.25, 0.1), (0.2, 0.5, 1.0))
 
 
 def save(path: Path, **arrays: Any) -> Path:

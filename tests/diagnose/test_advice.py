@@ -73,8 +73,8 @@ def shuffled_server_file(settings: Settings, folder: Path) -> Settings:
     """The same server samples with their labels shuffled, as a file."""
     config = parse(settings)
     data = data_of(config)
-    drawn = server_indices("balanced", data.labels, parts_of(config, data), 0, size=50)
-    labels = np.random.default_rng(0).permutation(data.labels[drawn])
+    drawn = server_indices("balanced", data.y_train.numpy(), parts_of(config, data), 0, size=50)
+    labels = np.random.default_rng(0).permutation(data.y_train.numpy()[drawn])
     np.savez(folder / "server.npz", x=data.x_train.numpy()[drawn], y=labels)
     return settings | {"server_data": {"source": "file", "path": str(folder / "server.npz")}}
 

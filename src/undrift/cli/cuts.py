@@ -22,6 +22,9 @@ def cuts(
 
     Example: undrift cuts experiment.toml --set model.name=resnet18
     """
+    from torch import nn
+
+    from undrift.errors import ConfigError
     from undrift.experiment.config import read
     from undrift.experiment.cuts import cut_table, expected_visits
     from undrift.experiment.from_config import data_of, federation_of, model_of, plan_of
@@ -29,7 +32,10 @@ def cuts(
     settings = read(config, overrides or ())
     data = data_of(settings)
     federation, plan = federation_of(settings, data), plan_of(settings)
-    rows = cut_table(model_of(settings, data), data.shape)
+    model = model_of(settings, data)
+    if not isinstance(model, nn.Sequential):
+        raise ConfigError(f"model.name = {settings.model.name!r}: only an nn.Sequential can be cut")
+    rows = cut_table(model, data.shape)
     clients, visits = expected_visits(plan, [int(size) for size in federation.sizes])
     show(settings.model.name, rows, clients, visits, federation.pool.bytes_each[1])
 

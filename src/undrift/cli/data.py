@@ -22,6 +22,8 @@ BUILT_IN = {
     "digits": "Handwritten digits, 1,442 + 355 images 8x8, 10 classes (comes with scikit-learn)",
     "synthetic": "Gaussian features whose clients differ by a set amount (made when needed)",
     "npz": "Your own arrays: x_train, y_train, x_test, y_test, optionally client (data.path)",
+    "csv": "your own table at data.path; data.label names the target",
+    "images": "your own images at data.path, a folder for each class",
 }
 
 Root = Annotated[

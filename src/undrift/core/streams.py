@@ -32,6 +32,7 @@ _NAMES = (
     "hook",
     "item",
     "client-test",
+    "test-rows",
 )
 _PURPOSES = {name: number for number, name in enumerate(_NAMES, start=101)}
 """All purposes of the package, each with a number of its own; new ones are added at the end."""

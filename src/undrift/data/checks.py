@@ -62,9 +62,52 @@ def as_floats(x: NDArray[Any], where: str) -> Tensor:
 
 
 def kind_of(x: NDArray[Any], where: str) -> str:
-    """Say whether an array holds "pixels" (uint8) or "floats"; other types are refused."""
+    """Say whether an array holds "pixels" (uint8), "floats" or "tokens" (other whole numbers); others are refused."""
     if x.dtype == np.uint8:
         return "pixels"
     if x.dtype.kind == "f" and x.dtype.itemsize <= 8:
         return "floats"
-    raise DataError(f"{where}: {x.dtype} cannot be used; inputs are uint8 images or floating point")
+    if x.dtype.kind in "iu":
+        return "tokens"
+    raise DataError(f"{where}: {x.dtype} cannot be used; inputs are uint8 images, floating point or whole numbers")
+
+
+def own_inputs(x: NDArray[Any], where: str) -> NDArray[np.uint8] | Tensor:
+    """A user's inputs: pixels [n, h, w, c], or a tensor of floats or tokens."""
+    kind = kind_of(x, where)
+    if kind == "pixels":
+        return as_pixels(x, where)
+    if kind == "floats":
+        return as_floats(x, where)
+    if x.ndim < 2 or 0 in x.shape[1:]:
+        raise DataError(f"{where}: whole-number inputs (tokens) must be [n,t], not {list(x.shape)}")
+    return torch.from_numpy(x.astype(np.int64))
+
+
+def own_targets(y: NDArray[Any], where: str) -> Tensor:
+    """A user's targets that are no classes: numbers as float32, whole numbers as int64."""
+    if not len(y) or y.ndim == 0:
+        raise DataError(f"{where}: no samples")
+    if y.dtype.kind == "f":
+        tensor = torch.from_numpy(y.astype(np.float32))
+        if not torch.isfinite(tensor).all():
+            raise DataError(f"{where}: NaN or infinite (as float32)")
+        return tensor
+    if y.dtype.kind not in "iub":
+        raise DataError(f"{where}: {y.dtype} cannot be used; targets are numbers, or words for classes")
+    return torch.from_numpy(y.astype(np.int64))
+
+
+def are_classes(y: NDArray[Any]) -> bool:
+    """Whether targets are one whole number or one word for each sample."""
+    return y.ndim == 1 and y.dtype.kind in "iuSU"
+
+
+def known_classes(train: NDArray[Any], test: NDArray[Any], path: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Labels as numbers; words are counted in alphabetical order."""
+    if train.dtype.kind not in "SU":
+        return train, test
+    names = np.unique(train)
+    if unseen := sorted(set(np.unique(test).tolist()) - set(names.tolist())):
+        raise DataError(f"{path}: y_test: class {unseen[0]!r} is not among the training labels")
+    return np.searchsorted(names, train), np.searchsorted(names, test)

@@ -1,4 +1,4 @@
-"""What a data set is: normalised training and test tensors, and what they were normalised with."""
+"""What a data set is: training and test samples, and what they were normalised with."""
 
 from __future__ import annotations
 
@@ -10,48 +10,74 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from undrift.data.samples import InMemory
+from undrift.core.nested import shape_of
+from undrift.data.samples import InMemory, Samples, labels_of
+from undrift.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Training and test data of one task: float32 inputs, int64 labels 0 … classes-1.
+    """Training and test samples of one task.
 
-    `client` holds one id for each training row where the data say who owns it. `mean` and `std` are
-    what images were normalised with, on the scale 0 … 1, one number for each channel (None: the
-    inputs were used as they are).
+    `classes` is how many outputs a model of these data has: one for each class, or for each number that a target
+    holds. `client` holds one id for each training row where the data say who owns it. `mean` and `std` are what
+    images were normalised with, on the scale 0 … 1, one number for each channel (None: the inputs were used as
+    they are). `server` holds the server's own samples, where the data bring some.
     """
 
     name: str
-    x_train: Tensor
-    y_train: Tensor
-    x_test: Tensor
-    y_test: Tensor
+    train: Samples
+    test: Samples | None
     classes: int
     client: NDArray[Any] | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-
-    @property
-    def train(self) -> InMemory:
-        """The training samples."""
-        return InMemory(self.x_train, self.y_train)
-
-    @property
-    def test(self) -> InMemory:
-        """The test samples."""
-        return InMemory(self.x_test, self.y_test)
+    server: Samples | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input: (c, h, w) of an image, (d,) of a vector."""
-        return tuple(self.x_train.shape[1:])
+        inputs = self.train.inputs if isinstance(self.train, InMemory) else self.train.take(np.array([0]))[0]
+        if not isinstance(inputs, Tensor):
+            raise ConfigError(f"inputs are {shape_of(inputs)}: a model of your own is needed ('package.module:name')")
+        return tuple(inputs.shape[1:])
 
     @property
-    def labels(self) -> NDArray[np.int64]:
-        """The training labels as an array, for `partition` and `server_indices`."""
-        array: NDArray[np.int64] = self.y_train.numpy()
-        return array
+    def labels(self) -> NDArray[np.int64] | None:
+        """The training labels, for `partition` and `server_indices`; None where targets are no classes."""
+        return labels_of(self.train)
+
+    @property
+    def x_train(self) -> Tensor:
+        """The training inputs, where they are one tensor in memory (likewise the other three)."""
+        return _tensor(self.train, "inputs")
+
+    @property
+    def y_train(self) -> Tensor:
+        """The training targets."""
+        return _tensor(self.train, "targets")
+
+    @property
+    def x_test(self) -> Tensor:
+        """The test inputs."""
+        return _tensor(self._test(), "inputs")
+
+    @property
+    def y_test(self) -> Tensor:
+        """The test targets."""
+        return _tensor(self._test(), "targets")
+
+    def _test(self) -> Samples:
+        if self.test is None:
+            raise DataError(f"{self.name}: there are no test data")
+        return self.test
+
+
+def _tensor(samples: Samples, part: str) -> Tensor:
+    found = getattr(samples, part, None)
+    if not isinstance(found, Tensor):
+        raise DataError(f"{part}: one tensor in memory is needed here")
+    return found
 
 
 def channel_stats(pixels: NDArray[np.uint8], scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:

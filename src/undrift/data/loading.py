@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from undrift.core.plugins import place_of
 from undrift.core.streams import stream
 from undrift.core.words import unknown
-from undrift.data.checks import as_floats, as_pixels, check_labels, check_lengths, kind_of
+from undrift.data.by_name import data_by_name
+from undrift.data.checks import are_classes, check_labels, check_lengths, known_classes, own_inputs, own_targets
 from undrift.data.dataset import DataSet, channel_stats, normalised
+from undrift.data.folders import read_images
 from undrift.data.formats import read_cifar, read_idx, read_npz, read_stl
 from undrift.data.layout import rows
+from undrift.data.samples import InMemory
 from undrift.data.synthetic import synthetic
+from undrift.data.tables import read_csv
 from undrift.errors import ConfigError, DataError
 
-NAMES = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "stl10", "synthetic", "npz")
+OWN = ("npz", "csv", "images")
+"""A user's own files, at ``data.path``."""
+NAMES = ("digits", "mnist", "fashion-mnist", "emnist", "cifar10", "cifar100", "stl10", "synthetic", *OWN)
 """The names that `load` knows."""
 
 EMNIST_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "letters": 26, "digits": 10, "mnist": 10}
@@ -64,13 +71,22 @@ def load(
     features: int = 60,
     heterogeneity: float = 1.0,
     clients: int = 30,
+    label: str | None = None,
+    client: str | None = None,
+    test_path: str | Path | None = None,
+    test_share: float = 0.2,
+    standardise: bool = True,
+    numbers: bool = False,
+    size: int | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> DataSet:
     """Load data set `name`, normalised with its training mean and deviation.
 
     Args:
-        name: one of `NAMES`.
+        name: one of `NAMES`, or `package.module:function` of one's own.
         root: the folder of data sets; default `$UNDRIFT_DATA`, else the user's cache folder.
-        path: the file of `npz`: `x_train`, `y_train`, `x_test`, `y_test`, optionally `client`.
+        path: the file of `npz` (`x_train`, `y_train`, `x_test`, `y_test`, optionally `client`) or `csv`, or the
+            folder of `images`.
         split: which split of `emnist`; any whose files are there.
         classes: keep the first so many classes (`synthetic`: how many there are, default 10).
         limit: keep the first so many training samples of a shuffle seeded with `seed`.
@@ -79,11 +95,37 @@ def load(
         features: length of an input of `synthetic`.
         heterogeneity: how much the clients of `synthetic` differ; 0: not at all.
         clients: how many clients `synthetic` has.
+        label: the column of a `csv` that is the target.
+        client: the column of a `csv` that says whose row it is.
+        test_path: another `csv` with the test rows.
+        test_share: else, the share of rows (or `images`) that is drawn for testing.
+        standardise: bring columns of a `csv` to mean 0 and deviation 1.
+        numbers: targets are numbers (regression), not classes.
+        size: width and height that `images` are brought to.
+        arguments: of a function of one's own.
     """
-    if name not in NAMES:
-        raise ConfigError(unknown("data.name", name, NAMES))
     if seed < 0:
         raise ConfigError(f"seed = {seed}: must not be negative")
+    if name not in NAMES:
+        if place_of(name) is None:
+            raise ConfigError(unknown("data.name", name, NAMES))
+        return _limited(data_by_name(name, dict(arguments or {})), limit, seed)
+    if name in OWN and path is None:
+        raise ConfigError(f"data.path is missing: data.name = {name!r} needs it")
+    if name == "csv":
+        made = read_csv(
+            Path(path or ""),
+            label=label,
+            client=client,
+            test_path=None if test_path is None else Path(test_path),
+            test_share=test_share,
+            numbers=numbers,
+            standardise=standardise,
+            seed=seed,
+        )
+        return _limited(made, limit, seed)
+    if name == "images":
+        return _limited(read_images(Path(path or ""), size=size, test_share=test_share, seed=seed), limit, seed)
     if name == "synthetic":
         made = synthetic(
             samples=samples,
@@ -95,13 +137,8 @@ def load(
         )
         return _limited(made, limit, seed)
     if name == "npz":
-        if path is None:
-            raise ConfigError("data.path is missing: data.name = 'npz' needs the path of the file")
-        raw = _npz(Path(path))
-    elif name == "emnist":
-        raw = _emnist(data_root(root), split)
-    else:
-        raw = READERS[name](data_root(root))
+        return _limited(_npz(Path(path or ""), classes, numbers), limit, seed)
+    raw = _emnist(data_root(root), split) if name == "emnist" else READERS[name](data_root(root))
     return _limited(_finish(name, raw, classes), limit, seed)
 
 
@@ -132,29 +169,21 @@ def _finish(name: str, raw: Raw, classes: int | None) -> DataSet:
     )
     client = None if raw.client is None else raw.client[keep]
     y_train, y_test = y_train[keep], y_test[keep_test]
-    return DataSet(name, x_train, torch.from_numpy(y_train), x_test, torch.from_numpy(y_test), count, client, mean, std)
+    train, test = InMemory(x_train, torch.from_numpy(y_train)), InMemory(x_test, torch.from_numpy(y_test))
+    return DataSet(name, train, test, count, client, mean, std)
 
 
 def _limited(data: DataSet, limit: int | None, seed: int) -> DataSet:
     """Keep the first `limit` training samples of a seeded shuffle, in its order."""
     if limit is None:
         return data
-    if not 1 <= limit <= len(data.y_train):
-        raise DataError(f"data.limit = {limit}: {data.name} has {len(data.y_train)} training samples")
-    chosen = stream(seed, "limit").permutation(len(data.y_train))[:limit]
-    idx = torch.from_numpy(chosen)
+    if not 1 <= limit <= len(data.train):
+        raise DataError(f"data.limit = {limit}: {data.name} has {len(data.train)} training samples")
+    if not isinstance(data.train, InMemory):
+        raise DataError(f"data.limit = {limit}: {data.name} is read lazily; limit it where it is made")
+    chosen = stream(seed, "limit").permutation(len(data.train))[:limit]
     client = None if data.client is None else data.client[chosen]
-    return DataSet(
-        data.name,
-        rows(data.x_train, idx),
-        data.y_train[idx],
-        data.x_test,
-        data.y_test,
-        data.classes,
-        client,
-        data.mean,
-        data.std,
-    )
+    return replace(data, train=InMemory(*data.train.take(chosen)), client=client)
 
 
 def _digits(root: Path) -> Raw:
@@ -227,25 +256,44 @@ READERS: dict[str, Callable[[Path], Raw]] = {
 }
 
 
-def _npz(path: Path) -> Raw:
+def _npz(path: Path, classes: int | None, numbers: bool) -> DataSet:
     """A user's own arrays. As many classes as the largest training label says."""
     arrays = read_npz(path, ("x_train", "y_train", "x_test", "y_test"), ("client",))
-    inputs: list[NDArray[np.uint8] | Tensor] = []
+    x_train, x_test = (own_inputs(arrays[f"x_{part}"], f"{path}: x_{part}") for part in ("train", "test"))
     for part in ("train", "test"):
-        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-        where = f"{path}: x_{part}"
-        check_lengths(x, y, where, f"y_{part}")
-        inputs.append(as_pixels(x, where) if kind_of(x, where) == "pixels" else as_floats(x, where))
-    if type(inputs[0]) is not type(inputs[1]) or inputs[0].shape[1:] != inputs[1].shape[1:]:
+        check_lengths(arrays[f"x_{part}"], arrays[f"y_{part}"], f"{path}: x_{part}", f"y_{part}")
+    if type(x_train) is not type(x_test) or x_train.shape[1:] != x_test.shape[1:]:
         kinds = [f"{arrays[k].dtype} {list(arrays[k].shape[1:])}" for k in ("x_train", "x_test")]
         raise DataError(f"{path}: x_train ({kinds[0]}) and x_test ({kinds[1]}) must be alike")
-    y_train = check_labels(arrays["y_train"], f"{path}: y_train")
-    classes = int(y_train.max()) + 1
-    y_test = check_labels(arrays["y_test"], f"{path}: y_test", classes)
+    client = _client_ids(arrays, path)
+    y_train, y_test = arrays["y_train"], arrays["y_test"]
+    if numbers or not are_classes(y_train):
+        return _of_numbers(path, (x_train, x_test), (y_train, y_test), client)
+    y_train, y_test = known_classes(y_train, y_test, path)
+    y_train = check_labels(y_train, f"{path}: y_train")
+    count = int(y_train.max()) + 1
+    return _finish(
+        "npz", Raw(x_train, y_train, x_test, check_labels(y_test, f"{path}: y_test", count), count, client), classes
+    )
+
+
+def _of_numbers(path: Path, x: Sequence[Any], y: Sequence[NDArray[Any]], client: NDArray[Any] | None) -> DataSet:
+    """Targets that are numbers, several to a sample, or tokens: taken as they are."""
+    mean = std = None
+    if isinstance(x[0], np.ndarray):
+        mean, std = channel_stats(x[0], 255.0)
+        x = [normalised(pixels, mean, std) for pixels in x]
+    targets = [own_targets(values, f"{path}: y_{part}") for values, part in zip(y, ("train", "test"), strict=True)]
+    outputs = int(np.prod(targets[0].shape[1:]))
+    return DataSet("npz", InMemory(x[0], targets[0]), InMemory(x[1], targets[1]), outputs, client, mean, std)
+
+
+def _client_ids(arrays: Mapping[str, NDArray[Any]], path: Path) -> NDArray[Any] | None:
     client = arrays.get("client")
-    if client is not None:
-        if client.shape != y_train.shape:
-            raise DataError(f"{path}: client has the shape {client.shape}, y_train {y_train.shape}")
-        if client.dtype.kind not in "iuSU":
-            raise DataError(f"{path}: client ids must be integers or strings, not {client.dtype}")
-    return Raw(inputs[0], y_train, inputs[1], y_test, classes, client)
+    if client is None:
+        return None
+    if client.shape != arrays["y_train"].shape[:1]:
+        raise DataError(f"{path}: client has the shape {client.shape}, y_train {arrays['y_train'].shape}")
+    if client.dtype.kind not in "iuSU":
+        raise DataError(f"{path}: client ids must be integers or strings, not {client.dtype}")
+    return client

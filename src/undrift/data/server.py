@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from undrift.core.nested import shape_of
 from undrift.core.streams import stream
-from undrift.data.checks import as_floats, as_pixels, check_labels, check_lengths, kind_of
+from undrift.data.checks import as_pixels, check_labels, check_lengths, kind_of, own_inputs, own_targets
 from undrift.data.dataset import DataSet, normalised
 from undrift.data.formats import read_npz
 from undrift.errors import ConfigError, DataError
@@ -63,9 +64,17 @@ def load_server_file(path: str | Path, like: DataSet) -> tuple[Tensor, Tensor]:
     arrays = read_npz(Path(path), ("x", "y"))
     x, y, where = arrays["x"], arrays["y"], f"{path}: x"
     check_lengths(x, y, where, "y")
-    labels = check_labels(y, f"{path}: y", like.classes)
-    if kind_of(x, where) == "floats":
-        inputs = as_floats(x, where)
+    if like.y_train.dim() == 1 and not like.y_train.is_floating_point():
+        targets = torch.from_numpy(check_labels(y, f"{path}: y", like.classes))
+    else:
+        targets = own_targets(y, f"{path}: y")
+        if targets.shape[1:] != like.y_train.shape[1:] or targets.dtype != like.y_train.dtype:
+            raise DataError(f"{path}: y is {shape_of(targets)}, {like.name} has {shape_of(like.y_train)}")
+    inputs: Tensor
+    if kind_of(x, where) != "pixels":
+        found = own_inputs(x, where)
+        assert isinstance(found, Tensor)
+        inputs = found
     elif like.mean is None or like.std is None:
         raise DataError(f"{where}: uint8 images, but {like.name} was not made from images of that kind; use floats")
     else:
@@ -73,9 +82,11 @@ def load_server_file(path: str | Path, like: DataSet) -> tuple[Tensor, Tensor]:
         if pixels.shape[-1] != len(like.mean):
             raise DataError(f"{where}: {pixels.shape[-1]} channels, {like.name} has {len(like.mean)}")
         inputs = normalised(pixels, like.mean, like.std)
+    if inputs.is_floating_point() != like.x_train.is_floating_point():
+        raise DataError(f"{where}: {x.dtype} cannot be used, {like.name} has {shape_of(like.x_train)}")
     if tuple(inputs.shape[1:]) != like.shape:
         raise DataError(f"{where}: a sample has the shape {list(inputs.shape[1:])}, {like.name} has {list(like.shape)}")
-    return inputs, torch.from_numpy(labels)
+    return inputs, targets
 
 
 def _whole(key: str, value: int | None) -> int:

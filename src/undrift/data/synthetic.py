@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from undrift.core.streams import stream
 from undrift.data.dataset import DataSet
+from undrift.data.samples import InMemory
 from undrift.errors import DataError
 
 
@@ -49,4 +50,5 @@ def synthetic(*, samples: int, features: int, classes: int, heterogeneity: float
         y[own] = np.argmax(x[own] @ W_k + b_k, axis=1)
     ids: NDArray[Any] = owner[:samples]
     inputs, labels = torch.from_numpy(x).to(torch.float32), torch.from_numpy(y)
-    return DataSet("synthetic", inputs[:samples], labels[:samples], inputs[samples:], labels[samples:], classes, ids)
+    train, test = (InMemory(inputs[part], labels[part]) for part in (slice(samples), slice(samples, None)))
+    return DataSet("synthetic", train, test, classes, ids)

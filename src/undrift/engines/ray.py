@@ -26,6 +26,7 @@ from torch import Tensor
 
 from undrift.core.nested import map_leaves
 from undrift.core.numerics import settle
+from undrift.core.plugins import own_modules
 from undrift.core.tree import Packing, Tree, clone, copy_into
 from undrift.core.trouble import describe
 from undrift.data.samples import InMemory, Samples
@@ -253,6 +254,8 @@ class Ray:
         self.workers = max(1, min(workers or room, room))
         # Where the cluster itself bounds how many run at a time, a queue ahead keeps workers from waiting.
         self.in_flight = 2 * self.workers if self.workers == room else self.workers
+        for module in own_modules():
+            ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
         self._parcels.append(ray.put(_Parcel.of(work)))
         task: Any = ray.remote(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus_per_worker, max_retries=_RETRIES)
         self._clients, self._evaluate = task(_clients), task(_evaluate)

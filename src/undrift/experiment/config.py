@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -11,13 +12,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from undrift.core.plugins import look_in, place_of
 from undrift.core.words import nearest
 from undrift.data import NAMES, SCHEMES, SOURCES
 from undrift.errors import ConfigError
 from undrift.models import names as model_names
 from undrift.rounds.plan import Precision, Section, Train, explain, shown
-from undrift.rules import RULES, named, parts_of
+from undrift.rules import RULES, key_of, maker_of, named, parts_of
 from undrift.rules.chain import Chain
+from undrift.tasks import TASKS
+from undrift.tasks.fit import AUTO
 
 
 class DataConfig(Section):
@@ -34,6 +38,13 @@ class DataConfig(Section):
     samples: int = Field(default=10_000, ge=1, description="synthetic: how many training samples")
     features: int = Field(default=60, ge=1, description="synthetic: how many inputs")
     heterogeneity: float = Field(default=1.0, ge=0, description="synthetic: 0 = clients alike")
+    label: str | None = Field(default=None, description="csv: the column of the target")
+    client: str | None = Field(default=None, description="csv: the column that says whose row it is")
+    test_path: str | None = Field(default=None, description="csv: another file with the test rows")
+    test_share: float = Field(default=0.2, gt=0, lt=1, description="csv, images: share of samples drawn for testing")
+    standardise: bool = Field(default=True, description="csv: columns with mean 0 and deviation 1")
+    size: int | None = Field(default=None, ge=1, le=4096, description="images: width and height all are brought to")
+    arguments: dict[str, Any] = Field(default={}, description="of a function of one's own")
 
 
 class PartitionConfig(Section):
@@ -48,6 +59,7 @@ class PartitionConfig(Section):
     min_samples: int = Field(default=10, ge=1)
     file: str | None = None
     seed: int | None = Field(default=None, ge=0)
+    test: float = Field(default=0.0, ge=0, lt=1, description="share of every client's data that it is tested on")
 
 
 class ServerDataConfig(Section):
@@ -70,6 +82,24 @@ class ModelConfig(Section):
     hidden: list[int] = Field(default=[200])
     initialisation: Literal["torch", "glorot"] = "torch"
     init: str | None = None
+    arguments: dict[str, Any] = Field(default={}, description="of a model of one's own")
+
+
+class TaskConfig(Section):
+    """``[task]``: what is learnt, and how it is scored."""
+
+    name: str = "auto"
+    loss: str | None = Field(default=None, description="package.module:name, instead of the task's own")
+    metrics: list[str] | dict[str, str | dict[str, Any]] = Field(default=[])
+    monitor: str | None = None
+
+
+class LogConfig(Section):
+    """``[log]``: where evaluation records also go."""
+
+    tensorboard: bool = False
+    mlflow: str | None = Field(default=None, description="where MLflow keeps its runs: a folder or an address")
+    wandb: str | None = Field(default=None, description="a project of Weights & Biases")
 
 
 class EngineConfig(Section):
@@ -112,10 +142,13 @@ class Config(Section):
     partition: PartitionConfig = PartitionConfig()
     server_data: ServerDataConfig | None = None
     model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
     algorithm: dict[str, Any] = Field(default={"name": "fedavg"})
     train: Train = Train()
     engine: EngineConfig = EngineConfig()
     measure: MeasureConfig = MeasureConfig()
+    log: LogConfig = LogConfig()
+    modules: str | None = Field(default=None, description="folder where modules of one's own are looked for")
 
     @property
     def partition_seed(self) -> int:
@@ -141,11 +174,11 @@ class Config(Section):
         parts = parts_of(self.algorithm["name"])
         settings["algorithm"] = {"name": self.algorithm["name"]}
         for part in parts:
-            given = dict(self.algorithm.get(part, {}))
-            defaults = {k: p.default for k, p in _parameters(part).items()}
+            given = dict(self.algorithm.get(key_of(part), {}))
+            defaults = {k: p.default for k, p in _parameters(part).items() if p.default is not p.empty}
             full = {k: _plain(v) for k, v in (defaults | given).items() if v is not None}
             if full:
-                settings["algorithm"][part] = full
+                settings["algorithm"][key_of(part)] = full
         return settings
 
 
@@ -165,6 +198,8 @@ def read(path: Path, overrides: Iterable[str] = ()) -> Config:
             raise ConfigError(f"--set {override}: KEY=VALUE is expected, as in train.lr=0.05")
         _put(settings, key, toml_value(value))
     _resolve_paths(settings, path.parent)
+    if _names_modules(settings):
+        settings.setdefault("modules", str(path.parent.absolute()))
     return parse(settings)
 
 
@@ -174,6 +209,8 @@ def parse(settings: Mapping[str, Any]) -> Config:
         config = Config.model_validate(_numbers(dict(settings)))
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
+    if config.modules is not None:
+        look_in(config.modules)
     _check_choices(config)
     _check_algorithm(config.algorithm)
     return config
@@ -199,6 +236,7 @@ def _put(settings: dict[str, Any], key: str, value: Any) -> None:
 def _resolve_paths(settings: dict[str, Any], base: Path) -> None:
     for section, key in (
         ("data", "path"),
+        ("data", "test_path"),
         ("data", "root"),
         ("partition", "file"),
         ("server_data", "path"),
@@ -210,6 +248,15 @@ def _resolve_paths(settings: dict[str, Any], base: Path) -> None:
             path = Path(value).expanduser()
             beside = base / path
             settings[section][key] = str((beside if beside.exists() else path).absolute())
+
+
+def _names_modules(settings: Any) -> bool:
+    """Whether any value names something as ``package.module:name``."""
+    if isinstance(settings, dict):
+        return any(_names_modules(value) for value in settings.values())
+    if isinstance(settings, list):
+        return any(_names_modules(value) for value in settings)
+    return isinstance(settings, str) and bool(re.search(r"(^|\+)\w[\w.]*:\w", settings))
 
 
 def _numbers(value: Any, annotation: Any = None) -> Any:
@@ -252,47 +299,55 @@ def _check_choices(config: Config) -> None:
         ("partition.scheme", config.partition.scheme, SCHEMES),
         ("server_data.source", config.server_data.source if config.server_data else "balanced", SOURCES),
         ("model.name", config.model.name, model_names()),
+        ("task.name", config.task.name, (AUTO, *TASKS)),
     ):
-        if value not in known:
+        takes_own = key in ("data.name", "model.name", "task.name")
+        if value not in known and not (takes_own and place_of(value)):
             raise ConfigError(f"{key} = {value!r}: {nearest(value, known)}")
 
 
 def _parameters(part: str) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(RULES[part]).parameters) if part != "fedavg" else {}
+    """What can be set of an algorithm, one of ours or a user's own."""
+    if part == "fedavg":
+        return {}
+    try:
+        return dict(inspect.signature(maker_of(part)).parameters)
+    except (TypeError, ValueError):
+        return {}
 
 
 def _check_algorithm(algorithm: dict[str, Any]) -> None:
     name = algorithm.get("name")
     if not isinstance(name, str):
         raise ConfigError(f"algorithm.name = {name!r}: a name is needed, one of {', '.join(RULES)}")
-    for part in parts_of(name):
-        if part not in RULES:
-            raise ConfigError(f"algorithm.name = {name!r}: no algorithm {part!r}; {nearest(part, RULES)}")
-    for part, given in algorithm.items():
-        if part == "name":
+    makers = {key_of(part): (part, maker_of(part, f"algorithm.name = {name!r}")) for part in parts_of(name)}
+    for key, given in algorithm.items():
+        if key == "name":
             continue
-        if part not in RULES:
-            raise ConfigError(f"unknown key 'algorithm.{part}': {nearest(part, ['name', *RULES])}")
+        if key not in RULES and key not in makers:
+            raise ConfigError(f"unknown key 'algorithm.{key}': {nearest(key, ['name', *makers, *RULES])}")
         if not isinstance(given, dict):
-            raise ConfigError(f"algorithm.{part} = {given!r}: a section [algorithm.{part}] is expected")
-        _check_parameters(part, given)
+            raise ConfigError(f"algorithm.{key} = {given!r}: a section [algorithm.{key}] is expected")
+        part, maker = makers.get(key, (key, RULES.get(key)))
+        _check_parameters(part, key, maker, given)
 
 
-def _check_parameters(part: str, given: dict[str, Any]) -> None:
+def _check_parameters(part: str, section: str, maker: Any, given: dict[str, Any]) -> None:
     known = _parameters(part)
-    maker = RULES[part]
-    hints = typing.get_type_hints(maker)
+    hints = typing.get_type_hints(maker) if part in RULES else {}
     for key, value in given.items():
         if key not in known:
-            hint = nearest(key, known) if known else f"{part} has no parameters"
-            raise ConfigError(f"unknown key 'algorithm.{part}.{key}': {hint}")
+            hint = nearest(key, known) if known else f"{section} has no parameters"
+            raise ConfigError(f"unknown key 'algorithm.{section}.{key}': {hint}")
+        if key not in hints:
+            continue  # a user's own rule checks its parameters itself
         if isinstance(value, bool) and bool not in (hints[key], *typing.get_args(hints[key])):
-            raise ConfigError(f"algorithm.{part}.{key} = {value}: not a boolean")
+            raise ConfigError(f"algorithm.{section}.{key} = {value}: not a boolean")
         try:
             given[key] = TypeAdapter(hints[key], config=ConfigDict(allow_inf_nan=False)).validate_python(value)
         except ValidationError as error:
             reasons = sorted({str(e["msg"]) for e in error.errors()})
-            raise ConfigError(f"algorithm.{part}.{key} = {shown(value)}: {' or '.join(reasons)}") from None
+            raise ConfigError(f"algorithm.{section}.{key} = {shown(value)}: {' or '.join(reasons)}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+import torch
 from torch import nn
 
 from undrift import models
+from undrift.core.plugins import called, own
 from undrift.core.plugins import load as load_by_name
 from undrift.core.vector import FlatModel
 from undrift.data import DataSet, load, load_indices, load_server_file, partition, server_indices
 from undrift.data.federation import Federation, Indices, federation
 from undrift.data.samples import InMemory, Samples
 from undrift.errors import ConfigError
+from undrift.experiment.callbacks import logs_of
 from undrift.experiment.config import Config
 from undrift.experiment.engines import device_for, engine_named
 from undrift.experiment.measures import chosen
@@ -26,6 +30,8 @@ from undrift.rounds.plan import Plan
 from undrift.rounds.prepare import prepare
 from undrift.rounds.work import Work
 from undrift.rounds.worker import Worker
+from undrift.tasks import Loss
+from undrift.tasks.metrics import metrics_named
 
 
 def data_of(config: Config) -> DataSet:
@@ -43,6 +49,14 @@ def data_of(config: Config) -> DataSet:
         features=data.features,
         heterogeneity=data.heterogeneity,
         clients=config.partition.clients or 30,
+        label=data.label,
+        client=data.client,
+        test_path=data.test_path,
+        test_share=data.test_share,
+        standardise=data.standardise,
+        numbers=config.task.name == "regression",
+        size=data.size,
+        arguments=data.arguments,
     )
 
 
@@ -56,7 +70,7 @@ def parts_of(config: Config, data: DataSet) -> list[Indices]:
             raise ConfigError("partition.scheme = 'given': the data has no client column; give partition.file")
     return partition(
         spec.scheme,
-        data.y_train.numpy(),
+        _labels(data, f"partition.scheme = {spec.scheme!r}", spec.scheme in ("iid", "given")),
         spec.clients,
         config.partition_seed,
         classes=spec.classes,
@@ -66,6 +80,15 @@ def parts_of(config: Config, data: DataSet) -> list[Indices]:
         min_samples=spec.min_samples,
         given=given,
     )
+
+
+def _labels(data: DataSet, key: str, only_counted: bool) -> Indices:
+    """The class labels that samples are dealt out by; where only their number matters, any will do."""
+    if data.labels is not None:
+        return data.labels
+    if not only_counted:
+        raise ConfigError(f"{key} needs class labels; the targets of {data.name} are none")
+    return np.zeros(len(data.train), dtype=np.int64)
 
 
 def federation_of(config: Config, data: DataSet | None = None) -> Federation:
@@ -79,6 +102,7 @@ def federation_of(config: Config, data: DataSet | None = None) -> Federation:
         server=server,
         test=data.test,
         validation=config.data.validation,
+        client_test=config.partition.test,
         seed=config.partition_seed,
     )
 
@@ -86,14 +110,14 @@ def federation_of(config: Config, data: DataSet | None = None) -> Federation:
 def _server_data(config: Config, data: DataSet, parts: list[Indices]) -> tuple[Samples | None, list[Indices]]:
     spec = config.server_data
     if spec is None:
-        return None, parts
+        return data.server, parts
     if spec.source == "file":
         if spec.path is None:
             raise ConfigError("server_data.path is missing: source = 'file' needs it")
         return InMemory(*load_server_file(spec.path, data)), parts
     drawn = server_indices(
         spec.source,
-        data.y_train.numpy(),
+        _labels(data, f"server_data.source = {spec.source!r}", spec.source != "balanced"),
         parts,
         config.partition_seed,
         size=spec.size,
@@ -107,9 +131,23 @@ def _server_data(config: Config, data: DataSet, parts: list[Indices]) -> tuple[S
     return InMemory(*data.train.take(drawn)), parts
 
 
-def model_of(config: Config, data: DataSet) -> nn.Sequential:
+class Described(Protocol):
+    """What a network of ours has to know about the data."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input."""
+        ...
+
+    @property
+    def classes(self) -> int:
+        """How many outputs are needed."""
+        ...
+
+
+def model_of(config: Config, data: DataSet) -> nn.Module:
     """The starting model."""
-    module = fresh_model(config, data.shape, data.classes)
+    module = fresh_model(config, data)
     if config.model.init is None:
         return module
     flat = FlatModel(module)
@@ -118,19 +156,34 @@ def model_of(config: Config, data: DataSet) -> nn.Sequential:
     return module
 
 
-def fresh_model(config: Config, shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    """The model for inputs of this shape, as it was drawn."""
+def fresh_model(config: Config, data: Described) -> nn.Module:
+    """The model for such data, as it was drawn: one of ours, or a user's own."""
     spec = config.model
+    if spec.name not in models.names():
+        return _own_model(config)
+    if spec.arguments:
+        raise ConfigError(f"model.arguments: only a model of your own has them, {spec.name!r} does not")
     return models.build(
         spec.name,
-        input_shape=shape,
-        classes=classes,
+        input_shape=data.shape,
+        classes=data.classes,
         norm=spec.norm,
         width=spec.width,
         hidden=tuple(spec.hidden),
         init_scheme=spec.initialisation,
         seed=config.seed,
     )
+
+
+def _own_model(config: Config) -> nn.Module:
+    """A user's own model, its random weights drawn from the seed."""
+    spec = config.model
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)
+        module = called(spec.name, "model.name", dict(spec.arguments), models.names())
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model.name = {spec.name!r} gives {type(module).__name__}, no torch.nn.Module")
+    return module
 
 
 def plan_of(config: Config) -> Plan:
@@ -141,6 +194,7 @@ def plan_of(config: Config) -> Plan:
         seed=config.seed,
         precision=config.engine.precision,
         targets=tuple(config.measure.targets),
+        monitor=config.task.monitor,
     )
 
 
@@ -158,9 +212,20 @@ def work_of(config: Config, data: DataSet | None = None) -> Work:
         rule,
         federation_of(config, data),
         plan_of(config),
-        nn.functional.cross_entropy,
+        loss_of(config),
         device_of(config),
+        task=config.task.name,
+        metrics=metrics_named(config.task.metrics),
     )
+
+
+def loss_of(config: Config) -> Loss | None:
+    """The loss that was asked for; None: the task's own."""
+    if config.task.loss is None:
+        return None
+    found = own(config.task.loss, "task.loss")
+    made: Loss = called(config.task.loss, "task.loss", {}) if isinstance(found, type) else found
+    return made
 
 
 Body = Callable[[Work, MakeEngine], Result]
@@ -203,6 +268,7 @@ def run_config(
             measures,
             folder,
             progress,
+            callbacks=logs_of(config.log, out),
             checkpoint_seconds=config.engine.checkpoint_seconds,
         ).go()
 

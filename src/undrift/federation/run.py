@@ -188,7 +188,7 @@ def server_data(config: Config) -> DataSet:
     labels = torch.from_numpy(check_labels(y, f"{path}: y_test"))
     inputs = as_floats(x, where)
     classes = config.data.classes or int(labels.max()) + 1
-    return DataSet("npz", inputs[:0], labels[:0], inputs, labels, classes)
+    return DataSet("npz", InMemory(inputs[:0], labels[:0]), InMemory(inputs, labels), classes)
 
 
 def work_of(config: Config, data: DataSet, samples: list[int]) -> Work:

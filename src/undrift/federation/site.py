@@ -58,7 +58,7 @@ class Task:
     def like(self) -> DataSet:
         """An empty data set of this kind."""
         x, y = torch.empty(0, *self.shape), torch.empty(0, dtype=torch.int64)
-        return DataSet("the federation's data", x, y, x, y, self.classes, None, self.mean, self.std)
+        return DataSet("the federation's data", InMemory(x, y), InMemory(x, y), self.classes, None, self.mean, self.std)
 
 
 @dataclass
@@ -181,7 +181,7 @@ class Site:
         sizes = np.zeros(meta["clients"] + 1, dtype=np.int64)
         sizes[meta["client"] + 1] = len(y)
         federation = Federation(InMemory(x, y), np.arange(len(y), dtype=np.int64), np.cumsum(sizes))
-        module = fresh_model(config, task.shape, task.classes)
+        module = fresh_model(config, task)
         return bound(module, config.rule(), federation, plan_of(config), None, device_of(config))
 
     def _with_shared(self, task: Task, meta: Mapping[str, Any]) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from undrift.core.nested import Nested, call, shape_of
+from undrift.core.plugins import own, place_of
 from undrift.core.trouble import describe
 from undrift.core.words import unknown
 from undrift.errors import ConfigError
@@ -33,9 +34,15 @@ def task_of(task: str | Task) -> Task | None:
         return task
     if task == AUTO:
         return None
-    if task not in TASKS:
+    if task in TASKS:
+        return TASKS[task]()
+    if place_of(task) is None:
         raise ConfigError(unknown("task", task, (AUTO, *TASKS)))
-    return TASKS[task]()
+    found = own(task, "task.name")
+    made = found() if isinstance(found, type) else found
+    if not isinstance(made, Task):
+        raise ConfigError(f"task.name = {task!r}: {type(made).__name__} is no undrift.tasks.Task")
+    return made
 
 
 def fit(outputs: Tensor, targets: Nested, task: str | Task, loss: Loss | None) -> Fit:

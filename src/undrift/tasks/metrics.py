@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.nested import Nested
+from undrift.core.plugins import called, own
 from undrift.core.trouble import describe
 from undrift.data.samples import InMemory, joined
 from undrift.errors import ConfigError, RunError
@@ -33,6 +34,28 @@ def check_metrics(metrics: Mapping[str, Metric]) -> None:
             )
         if not callable(metric):
             raise ConfigError(f"metrics: {name!r} is {type(metric).__name__}, no function and no torchmetrics metric")
+
+
+def metrics_named(given: Sequence[str] | Mapping[str, str | Mapping[str, Any]]) -> dict[str, Metric]:
+    """Metrics by name, as a configuration gives them.
+
+    Either names ``package.module:f1``, or a table: ``{f1 = "package.module:name"}``, or with arguments
+    ``{f1 = {name = "torchmetrics.classification:MulticlassF1Score", num_classes = 10}}``.
+    """
+    table = given if isinstance(given, Mapping) else {name.rpartition(":")[2].lower(): name for name in given}
+    return {key: _made(key, value) for key, value in table.items()}
+
+
+def _made(key: str, value: str | Mapping[str, Any]) -> Metric:
+    where = f"task.metrics.{key}"
+    if isinstance(value, str):
+        found = own(value, where)
+        return called(value, where, {}) if isinstance(found, type) else found
+    arguments = dict(value)
+    name = arguments.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: name = 'package.module:name' is missing")
+    return called(name, where, arguments)
 
 
 def computed(name: str, metric: Metric, chunks: Sequence[tuple[Tensor, Nested]]) -> float:

@@ -23,7 +23,7 @@ NAMES = {
     "Chain", "ClientAt", "ConfigError", "DataError", "DivergedError", "FedAvg", "Federation", "InputError", "Result",
     "Rule", "RunError", "ServerAt", "UndriftError", "__version__", "centralised", "chain", "cut_table", "ds", "dsl",
     "fedadc", "fedavg", "feddyn", "fedprox", "fedpvr", "from_clients", "fsl", "masked", "minibatch_sfl", "scaffold",
-    "sfl_v1", "sfl_v2", "simulate", "slowmo",
+    "algorithm", "sfl_v1", "sfl_v2", "simulate", "slowmo",
 }  # fmt: skip
 
 

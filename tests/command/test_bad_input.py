@@ -110,7 +110,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "label too large": (broken(y_test=with_value("y_test", 3)), ["data.npz", "y_test", "label 3", "0 … 2"]),
     "negative label": (broken(y_train=with_value("y_train", -1)), ["data.npz", "y_train", "-1"]),
     "fewer labels": (broken(y_train=arrays()["y_train"][:-1]), ["data.npz", "x_train", "y_train"]),
-    "labels that are not whole": (broken(y_train=arrays()["y_train"] + 0.5), ["data.npz", "y_train", "integers"]),
+    "labels that are not whole": (broken(y_train=arrays()["y_train"] + 0.5), ["targets [32] float32", "give task="]),
 }
 
 

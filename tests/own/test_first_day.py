@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections import namedtuple
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -161,20 +161,27 @@ def test_language_model_counts_tokens_and_leaves_out_the_ignored() -> None:
         run(Tokens(flat=True), clients, task="language-model", test_data=test)
 
 
-def frozen_backbone() -> nn.Module:
-    torch.manual_seed(0)
-    backbone = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU()).requires_grad_(False)
-    backbone[1].running_mean.fill_(0.3)  # type: ignore[union-attr, operator]
-    return nn.Sequential(backbone, nn.Linear(8, 2))
+class Frozen(nn.Module):
+    """A backbone with batch norm that is not trained, in evaluation mode, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(8)
+        nn.init.constant_(norm.get_buffer("running_mean"), 0.3)
+        self.backbone = nn.Sequential(nn.Linear(4, 8), norm, nn.ReLU()).requires_grad_(False).eval()
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.backbone(x))
+        return out
 
 
 def test_a_frozen_backbone_in_evaluation_mode_is_left_alone() -> None:
-    model = frozen_backbone()
-    model[0].eval()  # type: ignore[index]
-    before = {name: tensor.clone() for name, tensor in model[0].state_dict().items()}  # type: ignore[index]
+    before = Frozen().backbone.state_dict()
     for workers in (0, 2):
-        result = run(model, workers=workers, rounds=3)
-        after = result.model.get_submodule("0").state_dict()
+        result = run(Frozen(), workers=workers, rounds=3)
+        after = result.model.get_submodule("backbone").state_dict()
         assert all(torch.equal(before[name], after[name]) for name in before)
         assert result.history[1]["bytes_up"] == 3 * 4 * (8 * 2 + 2)
 
@@ -186,6 +193,8 @@ class Positions(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.head = nn.Linear(4, 2)
+        self.table: Tensor
+        self.seen: Tensor
         self.register_buffer("table", torch.linspace(0, 1, 1000, dtype=torch.float64))
         self.register_buffer("seen", torch.zeros(1))
 
@@ -286,6 +295,11 @@ def test_ragged_items_with_collate() -> None:
     assert result.summary["final_loss"] > 0
 
 
+class Named(NamedTuple):
+    scores: Tensor
+    more: Tensor
+
+
 @pytest.mark.parametrize("kind", ["tuple", "named", "object", "mapping"])
 def test_outputs_of_other_forms(kind: str) -> None:
     class Wrapped(nn.Module):
@@ -296,12 +310,12 @@ def test_outputs_of_other_forms(kind: str) -> None:
         def forward(self, x: Tensor) -> Any:
             out = self.inner(x)
             made = {
-                "tuple": lambda: (out, x),
-                "named": lambda: namedtuple("Output", "scores more")(out, x),
-                "object": lambda: type("Output", (), {"logits": out})(),
-                "mapping": lambda: {"loss": None, "logits": out},
+                "tuple": (out, x),
+                "named": Named(out, x),
+                "object": SimpleNamespace(logits=out),
+                "mapping": {"loss": None, "logits": out},
             }
-            return made[kind]()
+            return made[kind]
 
     class Inner(nn.Module):
         def __init__(self) -> None:

@@ -60,7 +60,7 @@ def compare_runs(
     make_runs(runs, folder, workers, quiet)
     rows = table.summarise(settings, names, seeds, sweep, folder)
     table.write_tables(rows, folder)
-    show(table.HEADER, [table.cells(row) for row in rows])
+    show(table.header(rows), [table.cells(row) for row in rows])
     typer.echo(f"mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}; results in {folder}")
 
 

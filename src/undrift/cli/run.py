@@ -13,7 +13,7 @@ from undrift.core.clock import shares
 from undrift.errors import ConfigError
 from undrift.experiment.config import Config, read
 from undrift.experiment.from_config import run_config
-from undrift.rounds.progress import note_of
+from undrift.rounds.progress import Monitor, note_of
 
 
 def run(
@@ -56,9 +56,10 @@ def run_to(folder: Path, settings: Config, *, resume: bool, quiet: bool, profile
             f"what was done is saved; go on with: undrift run {folder}/config.toml --out {folder} --resume"
         ) from None
     summary = result.summary
-    if summary["final_accuracy"] is not None:
+    metric = Monitor.of(summary["monitor"]).metric
+    if summary.get(f"final_{metric}") is not None:
         typer.echo(
-            f"final accuracy {summary['final_accuracy']:.4f}  rolling {summary['rolling_accuracy']:.4f}  "
+            f"final {metric} {summary[f'final_{metric}']:.4f}  rolling {summary[f'rolling_{metric}']:.4f}  "
             f"T90 {summary['rise_time']}  sent {(summary['bytes_down'] + summary['bytes_up']) / 1e6:.1f} MB  "
             f"{summary['seconds']:.1f} s"
         )

@@ -20,7 +20,8 @@ from undrift.diagnose.costs import configured
 from undrift.errors import ConfigError, RunError
 from undrift.experiment.config import Config
 from undrift.experiment.run_many import Planned, run_many
-from undrift.rounds.progress import rolling
+from undrift.experiment.compare import monitor_of
+from undrift.rounds.progress import reached
 
 VALIDATION = 0.1
 """Share of every client's data held out where the configuration holds out none."""
@@ -151,8 +152,11 @@ def _heat(
         standings.pop(racer.name, None)
         if racer.name not in failures:
             history = read_lines(out / racer.name / "metrics.jsonl")
-            reached = rolling(history, "validation_accuracy")[-1]
-            score = history[-1]["test_accuracy"]
-            standings[racer.name] = Standing(racer, rounds, reached, score, earned=(rounds, reached))
+            monitor = monitor_of(out / racer.name)
+            found, score = reached(history, monitor), history[-1].get(f"test_{monitor.metric}")
+            if found is None or score is None:
+                raise RunError(f"{monitor.metric!r} is not counted on validation and test data")
+            value = -found if monitor.less else found  # more is better in all that follows
+            standings[racer.name] = Standing(racer, rounds, value, score, earned=(rounds, value))
     if not standings:
         raise RunError(f"no racer finished: {next(iter(failures.values()))}")

@@ -1,7 +1,8 @@
 """The same federation under several algorithms, seeds and settings.
 
 A sweep's best setting is chosen on validation data, never on the test set: the mean over seeds of the final
-rolling validation accuracy decides, and the table shows the chosen setting's test accuracy.
+rolling validation value of what is monitored (accuracy, if nothing else is asked for) decides, and the table shows
+the chosen setting's test value.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from undrift.core.files import read_lines, write_atomic, write_json
 from undrift.errors import ConfigError
 from undrift.experiment.config import Config, toml_value
 from undrift.experiment.run_many import Planned
-from undrift.rounds.progress import rolling
+from undrift.rounds.progress import Monitor, reached
 
 Setting = tuple[tuple[str, Any], ...]
 
@@ -33,7 +34,8 @@ class Row:
     algorithm: str
     setting: str
     seeds: int
-    accuracy: tuple[float, float]
+    metric: str
+    final: tuple[float, float]
     rolling: tuple[float, float]
     rise_time: tuple[float, float]
     rounds_to: str
@@ -90,21 +92,36 @@ def summarise(config: Config, algorithms: Sequence[str], seeds: int, sweep: Sequ
         finished = {s: [f for f in fs if (f / "summary.json").exists()] for s, fs in folders.items()}
         finished = {s: fs for s, fs in finished.items() if fs}
         if finished:
-            best = max(finished, key=lambda s: _score(finished[s])) if len(sweep) > 1 else next(iter(finished))
+            best = _best(finished) if len(sweep) > 1 else next(iter(finished))
             rows.append(_row(algorithm, label(best), finished[best]))
     return rows
 
 
-def _score(folders: list[Path]) -> float:
-    scores = [rolling(read_lines(folder / "metrics.jsonl"), "validation_accuracy")[-1] for folder in folders]
-    return sum(scores) / len(scores)
+def _best(finished: dict[Setting, list[Path]]) -> Setting:
+    monitor = monitor_of(next(iter(finished.values()))[0])
+    scores = {setting: _score(folders, monitor) for setting, folders in finished.items()}
+    return next(setting for setting, score in scores.items() if score == monitor.best(list(scores.values())))
+
+
+def monitor_of(folder: Path) -> Monitor:
+    """What a finished run looked at."""
+    return Monitor.of(json.loads((folder / "summary.json").read_text()).get("monitor", "accuracy"))
+
+
+def _score(folders: list[Path], monitor: Monitor) -> float:
+    scores = [reached(read_lines(folder / "metrics.jsonl"), monitor) for folder in folders]
+    counted = [score for score in scores if score is not None]
+    if not counted:
+        raise ConfigError(f"--sweep: {monitor.metric!r} is not counted on validation data")
+    return sum(counted) / len(counted)
 
 
 def _row(algorithm: str, setting: str, folders: list[Path]) -> Row:
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    metric = monitor_of(folders[0]).metric
 
     def spread(key: str) -> tuple[float, float]:
-        values = [float(s[key]) for s in summaries if s[key] is not None]
+        values = [float(s[key]) for s in summaries if s.get(key) is not None]
         return _mean_std(values)
 
     half = [s["rounds_to"].get("0.5") for s in summaries]
@@ -113,8 +130,9 @@ def _row(algorithm: str, setting: str, folders: list[Path]) -> Row:
         algorithm,
         setting,
         len(summaries),
-        spread("final_accuracy"),
-        spread("rolling_accuracy"),
+        metric,
+        spread(f"final_{metric}"),
+        spread(f"rolling_{metric}"),
         spread("rise_time"),
         reached,
         sum(s["bytes_down"] + s["bytes_up"] for s in summaries) / len(summaries) / 1e6,
@@ -128,7 +146,10 @@ def _mean_std(values: list[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-HEADER = ("algorithm", "setting", "seeds", "accuracy", "rolling", "T90", "rounds to .5", "MB sent", "seconds per run")
+def header(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The table's first line; the third number is what was monitored."""
+    metric = rows[0].metric if rows else "accuracy"
+    return ("algorithm", "setting", "seeds", metric, "rolling", "T90", "rounds to .5", "MB sent", "seconds per run")
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -137,7 +158,7 @@ def cells(row: Row) -> tuple[str, ...]:
         row.algorithm,
         row.setting or "-",
         str(row.seeds),
-        f"{row.accuracy[0]:.4f} ± {row.accuracy[1]:.4f}",
+        f"{row.final[0]:.4f} ± {row.final[1]:.4f}",
         f"{row.rolling[0]:.4f} ± {row.rolling[1]:.4f}",
         f"{row.rise_time[0]:.0f}",
         row.rounds_to,
@@ -148,7 +169,8 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def write_tables(rows: Sequence[Row], out: Path) -> None:
     """``table.md``, ``table.csv`` and ``comparison.json``."""
-    lines = ["| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
+    first = header(rows)
+    lines = ["| " + " | ".join(first) + " |", "|" + "---|" * len(first)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in rows]
     write_atomic(out / "table.md", "\n".join(lines) + "\n")
     text = io.StringIO()
@@ -158,8 +180,8 @@ def write_tables(rows: Sequence[Row], out: Path) -> None:
             "algorithm",
             "setting",
             "seeds",
-            "accuracy_mean",
-            "accuracy_std",
+            f"{first[3]}_mean",
+            f"{first[3]}_std",
             "rolling_mean",
             "rolling_std",
             "rise_time_mean",
@@ -169,8 +191,6 @@ def write_tables(rows: Sequence[Row], out: Path) -> None:
         ]
     )
     for r in rows:
-        writer.writerow(
-            [r.algorithm, r.setting, r.seeds, *r.accuracy, *r.rolling, *r.rise_time, r.megabytes, r.seconds]
-        )
+        writer.writerow([r.algorithm, r.setting, r.seeds, *r.final, *r.rolling, *r.rise_time, r.megabytes, r.seconds])
     write_atomic(out / "table.csv", text.getvalue())
     write_json(out / "comparison.json", [vars(row) for row in rows])

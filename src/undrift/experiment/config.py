@@ -58,8 +58,8 @@ class PartitionConfig(Section):
     ratio: float | None = Field(default=None, ge=0, le=1)
     min_samples: int = Field(default=10, ge=1)
     file: str | None = None
-    seed: int | None = Field(default=None, ge=0)
     test: float = Field(default=0.0, ge=0, lt=1, description="share of every client's data that it is tested on")
+    seed: int | None = Field(default=None, ge=0)
 
 
 class ServerDataConfig(Section):

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from undrift.core.files import write_json
+from undrift.core.nested import call
 from undrift.core.streams import stream
 from undrift.core.vector import FlatModel
 from undrift.data import DataSet
@@ -55,6 +56,8 @@ def conformal(
     if not 0 < level < 1:
         raise ConfigError(f"--level {level}: must lie between 0 and 1")
     config, data, module = _finished(folder)
+    if data.labels is None or config.task.name not in ("auto", "classification"):
+        raise ConfigError(f"{folder}: prediction sets are sets of classes; this run is no classification")
     probabilities = _softmax(module, data)
     labels = data.y_test.numpy()
     shares = _label_shares(config, data)
@@ -196,8 +199,12 @@ def _finished(folder: Path) -> tuple[Config, DataSet, nn.Module]:
 
 def _softmax(module: nn.Module, data: DataSet) -> Floats:
     module.eval()
+    test = data.test
+    if test is None:
+        raise ConfigError("prediction sets need test data")
     with torch.inference_mode():
-        parts = [torch.softmax(module(chunk).double(), 1) for chunk in torch.split(data.x_test, 200)]
+        chunks = [np.arange(start, min(start + 200, len(test))) for start in range(0, len(test), 200)]
+        parts = [torch.softmax(call(module, test.take(chunk)[0]).double(), 1) for chunk in chunks]
     probabilities: Floats = torch.cat(parts).numpy()
     return probabilities
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from undrift.core.schedule import Kind
 from undrift.data.federation import Federation, from_clients
 from undrift.data.own import samples_of
 from undrift.data.samples import Collate
+from undrift.experiment.bar import Bar
 from undrift.experiment.engines import device_for, engine_named
 from undrift.experiment.run_folder import RunFolder
 from undrift.rounds.engine import MakeEngine
@@ -68,7 +70,7 @@ def simulate(
     device: str = "auto",
     measures: Sequence[Measure] = (),
     callbacks: Sequence[Callback] = (),
-    progress: Progress | None = None,
+    progress: Progress | bool = False,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
 ) -> Result:
@@ -116,7 +118,7 @@ def simulate(
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` (``"cuda:1"``) or ``"mps"``.
         measures: measures of drift and the like (``undrift.measure``).
         callbacks: functions of every finished evaluation record; one that returns True ends the run there.
-        progress: told (rounds done, rounds in all, newest evaluation) after every round.
+        progress: True shows a bar; a function is told (rounds done, rounds in all, newest evaluation).
         out: a folder for records, checkpoints and the final model.
         resume: go on with the run in ``out``; ``rounds`` may have been raised.
 
@@ -128,7 +130,9 @@ def simulate(
     work = prepare(model, rule, federation, plan, loss, device_for(device), task=task, metrics=metrics)
     folder = RunFolder(Path(out), _described(work, rule), resume=resume) if out is not None else None
     make = engine_named(engine) if isinstance(engine, str) else engine
-    return Run(work, make, workers, tuple(measures), folder, progress, tuple(callbacks)).go()
+    with contextlib.ExitStack() as stack:
+        told = stack.enter_context(Bar()) if progress is True else progress or None
+        return Run(work, make, workers, tuple(measures), folder, told, tuple(callbacks)).go()
 
 
 def _federation(

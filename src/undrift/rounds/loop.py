@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from undrift.core.machine import versions
 from undrift.core.numerics import settled
+from undrift.core.plugins import load
 from undrift.core.signals import interruptible
 from undrift.core.streams import stream
 from undrift.core.tree import Tree, unflatten
@@ -22,7 +23,7 @@ from undrift.rounds.engine import Engine, MakeEngine, Pending
 from undrift.rounds.evaluation import record_of
 from undrift.rounds.full import FullRounds, Observer
 from undrift.rounds.plan import batches
-from undrift.rounds.progress import Record, summarise
+from undrift.rounds.progress import Monitor, Record, summarise
 from undrift.rounds.server_step import Report, Server
 from undrift.rounds.split.rounds import SplitRounds
 from undrift.rounds.work import Work
@@ -88,7 +89,7 @@ class Output(Protocol):
         ...
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """What a run gave."""
 
@@ -100,6 +101,23 @@ class Result:
     server: Server | None = field(default=None, repr=False)
     profile: dict[str, float] = field(default_factory=dict)
     """Seconds by kind of work, where the run was profiled."""
+
+    def __repr__(self) -> str:
+        """In a line: how many rounds, what was reached, what was sent."""
+        metric = Monitor.of(self.summary["monitor"]).metric
+        final = self.summary.get(f"final_{metric}")
+        reached = "nothing evaluated" if final is None else f"{metric} {final:.4f}"
+        sent = (self.summary["bytes_down"] + self.summary["bytes_up"]) / 1e6
+        return f"Result({self.summary['rounds']} rounds, {reached}, {sent:.1f} MB sent)"
+
+    def to_frame(self) -> Any:
+        """The history as a pandas data frame, one row for each evaluated round."""
+        pandas = load("pandas:DataFrame", "to_frame", "frame")
+        return pandas(self.history).set_index("round")
+
+    def plot(self) -> Any:
+        """A Matplotlib figure of the monitored metric and of the loss over the rounds."""
+        return load("undrift.report.history:plot_history", "plot", "report")(self.history, self.summary["monitor"])
 
 
 @dataclass

@@ -66,6 +66,13 @@ def rolling(history: Sequence[Record], key: str = "test_accuracy") -> list[float
     return values
 
 
+def reached(history: Sequence[Record], monitor: Monitor, part: str = "validation") -> float | None:
+    """The monitored metric's rolling mean at the end, on one of the evaluated sets; None where it is not counted."""
+    key = f"{part}_{monitor.metric}"
+    counted = [record for record in history if record.get(key) is not None]
+    return rolling(counted, key)[-1] if counted else None
+
+
 def rounds_to(
     rounds: Sequence[int], values: Sequence[float], targets: Sequence[float], monitor: Monitor = ACCURACY
 ) -> dict[str, int | None]:

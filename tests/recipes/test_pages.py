@@ -58,6 +58,8 @@ def test_a_page_has_one_row_for_each_line_that_was_run() -> None:
     assert rows[0] == ("FSL", "lr=0.02", "100 ± 14 (2)", "203", "0.6050 ± 0.0071 (2)", "0.6144")
     assert rows[1][3] == "-"
     assert len(rows) == 2
+    unmeasured = arm(ours={"rounds_to:0.5": spread([None]), "rolling_accuracy": spread([])})
+    assert wide_rows(evidence(arms=[unmeasured]))[1][2:5:2] == ("not reached (1)", "-")
 
 
 def test_shortfalls_are_said() -> None:

@@ -195,12 +195,10 @@ def add_comparisons(names: Sequence[str], arms: Sequence[dict[str, Any]]) -> Non
         base = {(arm["group"], run["seed"]): run for arm in arms if arm["label"] == other for run in arm["runs"]}
         for arm in arms:
             pairs = [(run, base.get((arm["group"], run["seed"]))) for run in arm["runs"]]
-            arm["ours"][name] = spread([_against(kind, plain, *pair) for pair in pairs])
+            arm["ours"][name] = spread([_against(kind, plain, a, b) for a, b in pairs if b is not None])
 
 
-def _against(kind: str, plain: str, run: Mapping[str, Any], other: Mapping[str, Any] | None) -> float | None:
-    if other is None:
-        return None
+def _against(kind: str, plain: str, run: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
     if kind == "late":
         return metrics.late(run["curve"], other["curve"])
     ours, base = run["metrics"].get(plain), other["metrics"].get(plain)

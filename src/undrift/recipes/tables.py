@@ -42,7 +42,7 @@ def wide_rows(evidence: Evidence) -> list[tuple[str, ...]]:
     for arm in run:
         row = [label(arm), setting_of(arm)]
         for metric in evidence["metrics"]:
-            row += [shown(arm, metric)]
+            row += [shown(arm, metric) if (arm["ours"].get(metric) or {}).get("seeds") else "-"]
             row += [paper_number(metric, arm["paper"].get(metric))] if metric in given else []
         rows.append(tuple(row))
     return rows

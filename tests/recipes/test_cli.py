@@ -47,7 +47,8 @@ def test_a_recipe_from_end_to_end(tmp_path: Path) -> None:
     assert "FedAvg" in out
     assert "missing" in out
     assert (tmp_path / "results" / "fsl-table-1.stand-in.json").exists()
-    assert "--only FedAvg" in (tmp_path / "results" / "README.md").read_text()
+    assert "--only FedAvg" in (tmp_path / "results" / "fsl.md").read_text()
+    assert (tmp_path / "results" / "plots" / "fsl-table-1.stand-in.png").exists()
     assert "written" in call("results", "--results", str(tmp_path / "results"), "--readme", str(tmp_path / "none.md"))
 
 

@@ -10,12 +10,13 @@ import pytest
 
 from undrift.errors import ConfigError
 from undrift.recipes import RECIPES, Arm, Recipe, recipe_of
+from undrift.recipes.claims import Ahead, Reaches, Smaller
 from undrift.recipes.estimate import planned_runs, seconds_of
-from undrift.recipes.evidence import evidence_of
+from undrift.recipes.evidence import evidence_of, missing_runs
 from undrift.recipes.metrics import title
+from undrift.recipes.pages import section
 from undrift.recipes.recipe import Size, full_label, sized
 from undrift.recipes.run import Options, reproduce
-from undrift.recipes.tables import results_page
 
 TINY = {"train.rounds": 1, "train.cohort": 2, "train.local_steps": 1, "train.batch_size": 4, "train.eval_every": 1}
 
@@ -46,8 +47,8 @@ def test_recipe_runs_at_the_smallest_scale(name: str, tmp_path: Path) -> None:
     evidence = evidence_of(outcome, "undrift reproduce")
     assert evidence["scaled"]
     assert evidence["stand_in"]
-    assert not evidence["missing"]
-    assert "made-up data" in results_page([evidence])
+    assert not missing_runs(evidence)
+    assert "made-up data" in section(evidence, drawn=False)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -62,6 +63,13 @@ def test_recipe_is_well_formed(name: str, tmp_path: Path) -> None:
         assert set(arm.sweep) <= set(arm.settings), f"{arm.label}: a swept key needs a value for when it is not swept"
         assert arm.tuned_with is None or recipe.arm(arm.group, arm.tuned_with)
     assert all(title(metric) for metric in recipe.metrics)
+    known = {*recipe.metrics, *(metric for size in recipe.sizes.values() for metric in size.metrics or ())}
+    names = {name for arm in recipe.arms for name in (arm.label, full_label(arm))}
+    for check in (check for claim in recipe.claims for check in claim.checks):
+        said = {check.metric} | ({check.than} if isinstance(check, Smaller) else set())
+        assert said <= known, f"{recipe.name} has no {said}"
+        others = check.than if isinstance(check, Ahead) else ()
+        assert {*(check.arms if isinstance(check, Reaches) else (check.arm,)), *others} <= names
 
 
 def test_all_that_was_asked_for_is_there() -> None:

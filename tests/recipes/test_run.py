@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from undrift.errors import ConfigError
-from undrift.recipes.evidence import evidence_of, write_evidence
+from undrift.recipes.evidence import evidence_of, missing_runs, write_evidence
+from undrift.recipes.pages import section
 from undrift.recipes.recipe import Arm, Recipe, Tuning
 from undrift.recipes.run import Options, finished, planned, reproduce
-from undrift.recipes.tables import result_rows, results_page
+from undrift.recipes.tables import result_rows
 
 BASE: dict[str, Any] = {
     "data": {"name": "digits"},
@@ -54,7 +55,7 @@ def test_earlier_tuning_runs_are_told_where_a_setting_is_given(tmp_path: Path) -
     evidence = evidence_of(reproduce(TOY, options(tmp_path, seeds=1, only=("FSL",), tune=False)), "x")
     assert len(evidence["arms"][0]["tried"]) == 2
     assert "NOT tuned" in evidence["arms"][0]["chosen"]
-    assert "Tried for FSL, validation accuracy: lr=1e-06:" in results_page([evidence])
+    assert "- FSL: lr=1e-06: 0." in section(evidence, drawn=False)
 
 
 def test_an_arm_alone_still_uses_what_was_tuned_for_another(tmp_path: Path) -> None:
@@ -99,16 +100,16 @@ def test_no_budget_no_run_and_missing_is_said(tmp_path: Path) -> None:
     outcome = reproduce(TOY, options(tmp_path, budget=0))
     assert not list(tmp_path.rglob("summary.json"))
     evidence = evidence_of(outcome, "undrift reproduce toy")
-    assert len(evidence["missing"]) == 6
+    assert len(missing_runs(evidence)) == 6
     assert "NOT tuned" in evidence["arms"][0]["chosen"]
     assert {row[4] for row in result_rows(evidence)} == {"missing"}
-    assert "Missing runs (6)" in results_page([evidence])
+    assert "- Not run: 3 of 3 lines (FSL, FSL again, FedAvg)\n" in section(evidence, drawn=False)
 
 
 def test_a_second_call_makes_what_is_missing(tmp_path: Path) -> None:
     reproduce(TOY, options(tmp_path, seeds=1, tune=False))
     outcome = reproduce(TOY, options(tmp_path, seeds=2, tune=False))
-    assert not evidence_of(outcome, "x")["missing"]
+    assert not missing_runs(evidence_of(outcome, "x"))
     assert len(outcome.runs["FedAvg"]) == 2
 
 
@@ -116,7 +117,7 @@ def test_a_failure_is_told_and_shows_as_missing(tmp_path: Path) -> None:
     broken = replace(TOY, arms=(*TOY.arms[2:], Arm("broken", "fedavg", {"train.cohort": 999})))
     outcome = reproduce(broken, options(tmp_path, seeds=1))
     assert "999" in outcome.failures["broken/as-given/seed0"]
-    assert evidence_of(outcome, "x")["missing"] == ["broken/as-given/seed0"]
+    assert missing_runs(evidence_of(outcome, "x")) == ["broken/as-given/seed0"]
 
 
 def test_evidence_holds_no_places_and_all_numbers(tmp_path: Path) -> None:
@@ -126,7 +127,10 @@ def test_evidence_holds_no_places_and_all_numbers(tmp_path: Path) -> None:
     assert path.name == "toy.json"
     assert str(tmp_path) not in text
     evidence = json.loads(text)
-    assert evidence["versions"]["undrift"]
+    by = evidence["arms"][0]["by"]
+    assert by["versions"]["undrift"]
+    assert by["versions"]["processor"]
+    assert (by["command"], by["precision"]) == ("undrift reproduce toy", "fp32")
     assert [run["seed"] for run in evidence["arms"][0]["runs"]] == [0, 1]
     ours = {arm["label"]: arm["ours"] for arm in evidence["arms"]}
     assert ours["FedAvg"]["gain:FedAvg:rolling_accuracy"]["mean"] == 0
@@ -139,7 +143,58 @@ def test_a_scaled_result_is_labelled(tmp_path: Path) -> None:
     evidence = evidence_of(outcome, "x")
     assert evidence["scaled"]
     assert write_evidence(evidence, tmp_path / "r").name == "toy.scaled.json"
-    assert "**Scaled**" in results_page([evidence])
+    assert "**Smaller** than the paper's: " in section(evidence, drawn=False)
+
+
+def test_lines_that_are_not_run_again_keep_what_was_found(tmp_path: Path) -> None:
+    def write(only: str, command: str, **more: Any) -> dict[str, Any]:
+        outcome = reproduce(TOY, options(tmp_path / "runs", seeds=1, tune=False, only=(only,), **more))
+        path = write_evidence(evidence_of(outcome, command), tmp_path / "results")
+        return {arm["label"]: arm for arm in json.loads(path.read_text())["arms"]}
+
+    first = write("FSL again", "first")
+    both = write("FedAvg", "second")
+    assert both["FSL again"]["runs"] == first["FSL again"]["runs"]
+    assert (both["FSL again"]["by"]["command"], both["FedAvg"]["by"]["command"]) == ("first", "second")
+    gain = both["FSL again"]["ours"]["gain:FedAvg:rolling_accuracy"]
+    ours, base = (both[name]["runs"][0]["metrics"]["rolling_accuracy"] for name in ("FSL again", "FedAvg"))
+    assert gain["mean"] == pytest.approx(ours - base), "compared with a line that came later"
+    assert first["FSL again"]["ours"]["gain:FedAvg:rolling_accuracy"]["seeds"] == 0
+
+
+def test_a_line_that_now_means_something_else_is_not_kept(tmp_path: Path) -> None:
+    def labels(recipe: Recipe, budget: float | None) -> list[str]:
+        outcome = reproduce(recipe, options(tmp_path / "runs" / str(budget), seeds=1, tune=False, budget=budget))
+        path = write_evidence(evidence_of(outcome, "x"), tmp_path / "results")
+        return [arm["label"] for arm in json.loads(path.read_text())["arms"] if arm["runs"]]
+
+    more = Arm("gone later", "fedavg", {"train.lr": 0.2})
+    assert labels(replace(TOY, arms=(*TOY.arms, more)), None) == ["FSL", "FSL again", "FedAvg", "gone later"]
+    changed = replace(TOY.arms[2], settings={"train.cohort": 3})
+    assert labels(replace(TOY, arms=(*TOY.arms[:2], changed)), 0) == ["FSL", "FSL again", "gone later"]
+
+
+def test_notes_on_lines_that_are_kept_stay(tmp_path: Path) -> None:
+    def notes(recipe: Recipe, only: str) -> list[str]:
+        outcome = reproduce(recipe, options(tmp_path / "runs", seeds=1, tune=False, only=(only,)))
+        path = write_evidence(evidence_of(outcome, "x"), tmp_path / "results")
+        return list(json.loads(path.read_text())["notes"])
+
+    notes(replace(TOY, notes=("chosen by eye",)), "FSL again")
+    assert notes(replace(TOY, notes=("new",)), "FedAvg") == ["new", "chosen by eye"]
+    outcome = reproduce(replace(TOY, notes=("all new",)), options(tmp_path / "runs", seeds=1, tune=False))
+    path = write_evidence(evidence_of(outcome, "x"), tmp_path / "results")
+    assert json.loads(path.read_text())["notes"] == ["all new"]
+
+
+def test_another_experiment_of_that_name_is_not_mixed_in(tmp_path: Path) -> None:
+    def runs(scale: float, budget: float | None) -> list[Any]:
+        outcome = reproduce(TOY, options(tmp_path / f"{scale}", seeds=1, tune=False, scale=scale, budget=budget))
+        path = write_evidence(evidence_of(outcome, "x"), tmp_path / "results")
+        return [run for arm in json.loads(path.read_text())["arms"] for run in arm["runs"]]
+
+    assert len(runs(0.5, None)) == 3
+    assert not runs(0.9, 0)
 
 
 def test_an_unknown_arm_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,16 +12,20 @@ import typer
 from rich.table import Table
 
 from undrift.cli.display import console
-from undrift.errors import ConfigError, InputError
+from undrift.errors import ConfigError, InputError, RunError, UndriftError
 from undrift.experiment.config import toml_value
 from undrift.experiment.run_many import Planned
-from undrift.recipes import RECIPES, recipe_of
+from undrift.recipes import RECIPES
 from undrift.recipes.estimate import hours_of, planned_runs
-from undrift.recipes.evidence import evidence_of, write_evidence
-from undrift.recipes.recipe import Recipe, sized
+from undrift.recipes.evidence import evidence_of, read_evidence, stem, write_evidence
+from undrift.recipes.pages import write_pages
+from undrift.recipes.queue import Item, Task, TimeLeft, folder_of, read_queue, recipe_at, task_of
+from undrift.recipes.recipe import Recipe
 from undrift.recipes.run import Options, Outcome, finished, reproduce
-from undrift.recipes.tables import HEAD, result_rows, write_pages
+from undrift.recipes.tables import HEAD, result_rows
 
+SHOWN = 30
+"""Runs of a recipe that a plan lists."""
 Scale = Annotated[float, typer.Option(help="Shrink rounds, data and clients by this factor.", min=0.0, max=1.0)]
 Results = Annotated[Path, typer.Option(help="Folder of the evidence (NAME.json, README.md).")]
 
@@ -32,7 +37,7 @@ def recipes() -> None:
     """
     table = Table("name", "paper", "where", "what", "runs", "core hours")
     for recipe in RECIPES.values():
-        options = Options(_folder(recipe, 1.0))
+        options = Options(folder_of(recipe, 1.0))
         runs = planned_runs(recipe, options)
         table.add_row(recipe.name, recipe.paper, recipe.where, recipe.title, str(len(runs)), _hours(runs))
     console().print(table)
@@ -61,68 +66,111 @@ def reproduce_(
     results: Results = Path("results"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run, and an estimate.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    queue: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Many recipes, in the order of their priorities; see docs.")
+    ] = None,
 ) -> None:
-    """Run a paper's experiment and set its numbers beside the paper's; goes on where it stopped.
+    """Run a paper's experiment, or a queue of them, beside the paper's numbers; goes on where it stopped.
 
     Example: undrift reproduce fsl-table-1 --scale 0.1 --seeds 2 --budget 60
     """
     if scale == 0.0:
         raise ConfigError("--scale 0: above 0 and at most 1")
-    chosen = [recipe if size is None else sized(recipe, size) for recipe in _asked(name, everything)]
-    fixed = _fixed(fix or [])
-    started = time.monotonic()
-    for recipe in chosen:
-        left = None if budget is None else max(0.0, budget - (time.monotonic() - started) / 60)
-        folder = _folder(recipe, scale) if out is None else out / recipe.name if everything else out
-        options = Options(
-            folder,
-            scale=scale,
-            seeds=seeds,
-            rounds=rounds,
-            budget=left,
-            jobs=jobs or _cores(),
-            only=tuple(only or ()),
-            tune=tune,
-            fixed=fixed,
-            changed=_changed(overrides or []),
-            stand_in=stand_in,
-        )
-        if dry_run:
-            _show_plan(recipe, options)
-        else:
-            _carry_out(recipe, options, results, quiet)
-    if dry_run and len(chosen) > 1:
-        typer.echo(f"{len(chosen)} recipes, about {_TOTAL.hours:.1f} core hours")
+    alone = {
+        "size": size,
+        "scale": scale,
+        "seeds": seeds,
+        "rounds": rounds,
+        "only": only or [],
+        "fix": _fixed(fix or []),
+        "set": _changed(overrides or []),
+        "tune": tune,
+    }
+    items = _items(name, everything, queue, alone)
+    jobs = jobs or _cores()
+    tasks = [task_of(item, out=_place(out, item, many=name is None), jobs=jobs, stand_in=stand_in) for item in items]
+    if dry_run:
+        hours = sum(_show_plan(task) for task in tasks)
+        if len(tasks) > 1:
+            typer.echo(f"{len(tasks)} recipes, about {hours:.1f} core hours")
+        return
+    left = None if quiet else TimeLeft(tasks, jobs)
+    _carry_out_all(tasks, results, budget, left, go_on=queue is not None)
 
 
 def results_(
     results: Results = Path("results"),
     readme: Annotated[Path, typer.Option(help="The page with the markers for the table.")] = Path("README.md"),
 ) -> None:
-    """Generate the tables of results/README.md and README.md from results/*.json.
+    """Generate results/*.md, their plots and the table of README.md from results/*.json.
 
     Example: undrift results
     """
     if not results.is_dir():
         raise ConfigError(f"--results {results}: no such folder")
+    _draw_results(results)
     for path in write_pages(results, readme):
         typer.echo(f"written: {path}")
 
 
-class _Sum:
-    hours = 0.0
-
-
-_TOTAL = _Sum()
-
-
-def _carry_out(recipe: Recipe, options: Options, results: Path, quiet: bool) -> None:
+def _draw_results(results: Path) -> None:
+    """A plot for each result, where what draws is installed."""
     try:
-        outcome = reproduce(recipe, options, None if quiet else _Log())
+        from undrift.report.evidence import write_picture
+
+        for evidence in read_evidence(results):
+            write_picture(evidence, results / "plots" / f"{stem(evidence)}.png")
+    except (ImportError, InputError) as error:
+        typer.echo(f"no plots: {error}", err=True)
+
+
+def _items(name: str | None, everything: bool, queue: Path | None, alone: dict[str, Any]) -> list[Item]:
+    """What was asked for: one recipe, all, or those of a file."""
+    if [name is not None, everything, queue is not None].count(True) != 1:
+        raise ConfigError("give the name of a recipe, --all or --queue FILE, one of them (see undrift recipes)")
+    if queue is None:
+        return [Item(recipe=recipe, **alone) for recipe in (RECIPES if name is None else [name])]
+    usual = Item(recipe="").model_dump()
+    for key, value in alone.items():
+        if value != usual[key]:
+            raise ConfigError(f"--{key}: with --queue it stands in the file, for each item")
+    return read_queue(queue)
+
+
+def _place(out: Path | None, item: Item, *, many: bool) -> Path | None:
+    return out / folder_of(recipe_at(item), item.scale).name if out is not None and many else out
+
+
+def _carry_out_all(tasks: list[Task], results: Path, budget: float | None, left: TimeLeft | None, go_on: bool) -> None:
+    """One task after another; in a queue, one that cannot be carried out does not keep the others waiting."""
+    started, failed = time.monotonic(), 0
+    for number, task in enumerate(tasks):
+        rest = None if budget is None else max(0.0, budget - (time.monotonic() - started) / 60)
+        log = None if left is None else _Log(left, number)
+        try:
+            _carry_out(Task(task.recipe, replace(task.options, budget=rest)), results, log)
+        except UndriftError as error:
+            if not go_on:
+                raise
+            failed += 1
+            typer.echo(f"failed: {task.recipe.name}: {error}", err=True)
+        if left is not None:
+            left.task_ended(number)
+    if failed:
+        raise RunError(f"{failed} of {len(tasks)} items of the queue could not be carried out")
+
+
+def _carry_out(task: Task, results: Path, log: _Log | None) -> None:
+    recipe, options = task.recipe, task.options
+    try:
+        outcome = reproduce(recipe, options, log)
     except KeyboardInterrupt:
         typer.echo(f"finished runs are kept; go on with the same command ({_command(recipe, options)})", err=True)
         raise
     evidence = evidence_of(outcome, _command(recipe, options))
+    if not any(arm["runs"] for arm in evidence["arms"]):
+        typer.echo(f"{recipe.name}: no run has been finished yet, so there is no result", err=True)
+        return
     path = write_evidence(evidence, results)
     table = Table(*HEAD)
     for row in result_rows(evidence):
@@ -133,6 +181,7 @@ def _carry_out(recipe: Recipe, options: Options, results: Path, quiet: bool) -> 
     for run, reason in outcome.failures.items():
         typer.echo(f"failed: {run}: {reason}", err=True)
     typer.echo(f"evidence in {path}, runs in {options.out}")
+    _draw_results(results)
     write_pages(results, None)
     _plot(outcome)
 
@@ -153,22 +202,20 @@ def _plot(outcome: Outcome) -> None:
 
 
 class _Log:
-    """A line for every run that ended, and one a minute for those under way."""
+    """A line for every run that ended, with what is left, and one a minute for those under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, left: TimeLeft, task: int) -> None:
         self.console = console(stderr=True)
+        self.left, self.task = left, task
         self.last = time.monotonic()
 
     def __call__(self, done: int, name: str, text: str) -> None:
-        if not text.startswith("round ") or time.monotonic() - self.last > 60:
+        under_way = text.startswith("round ")
+        if not under_way:
+            self.left.run_ended(self.task, name)
+        if not under_way or time.monotonic() - self.last > 60:
             self.last = time.monotonic()
-            self.console.print(f"{time.strftime('%H:%M:%S')} {name}: {text}", soft_wrap=True)
-
-
-def _asked(name: str | None, everything: bool) -> list[Recipe]:
-    if everything == (name is not None):
-        raise ConfigError("give the name of a recipe, or --all (see undrift recipes)")
-    return list(RECIPES.values()) if name is None else [recipe_of(name)]
+            self.console.print(f"{time.strftime('%H:%M:%S')} {name}: {text} ({self.left})", soft_wrap=True)
 
 
 def _fixed(given: list[str]) -> dict[str, dict[str, Any]]:
@@ -187,11 +234,6 @@ def _changed(given: list[str]) -> dict[str, Any]:
         if "=" not in item:
             raise ConfigError(f"--set {item}: KEY=VALUE is expected, as in data.split=letters")
     return {key: toml_value(value) for key, _, value in (item.partition("=") for item in given)}
-
-
-def _folder(recipe: Recipe, scale: float) -> Path:
-    name = recipe.name if recipe.size is None else f"{recipe.name}-{recipe.size}"
-    return Path("runs") / "reproduce" / (name if scale == 1.0 else f"{name}-scale{scale:g}")
 
 
 def _cores() -> int:
@@ -223,14 +265,15 @@ def _hours(runs: list[Planned]) -> str:
     return f"{hours_of(runs):.1f}"
 
 
-def _show_plan(recipe: Recipe, options: Options) -> None:
+def _show_plan(task: Task) -> float:
+    """What would be run; returns the core hours."""
+    recipe, options = task.recipe, task.options
     runs = planned_runs(recipe, options)
     hours = hours_of(runs)
-    _TOTAL.hours += hours
     label = "  [scaled]" if options.labelled_scaled(recipe) else ""
     typer.echo(f"{recipe.name}: {recipe.paper}, {recipe.where}: {len(runs)} runs, about {hours:.1f} core hours{label}")
-    shown = runs if len(RECIPES) == 1 or len(runs) <= 30 else runs[:30]
-    for run in shown:
+    for run in runs[:SHOWN]:
         typer.echo(f"  {run.name}  {run.config.train.rounds} rounds")
-    if len(shown) < len(runs):
-        typer.echo(f"  … and {len(runs) - len(shown)} more")
+    if len(runs) > SHOWN:
+        typer.echo(f"  … and {len(runs) - SHOWN} more")
+    return hours

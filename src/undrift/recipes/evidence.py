@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from undrift.core.files import write_json
+from undrift.experiment.run_folder import dotted
 from undrift.experiment.run_many import Planned
 from undrift.recipes import metrics
 from undrift.recipes.recipe import Arm, Number, Recipe, full_label
-from undrift.recipes.run import Options, Outcome, finished, settings_of
+from undrift.recipes.run import Options, Outcome, finished, planned, settings_of
 from undrift.recipes.scale import differences
 
 Evidence = dict[str, Any]
@@ -24,8 +25,8 @@ MISSING = "missing"
 def evidence_of(outcome: Outcome, command: str) -> Evidence:
     """Everything about what was run; runs that were not made are listed as missing."""
     recipe, options = outcome.recipe, outcome.options
-    arms = [_arm(outcome, arm) for arm in recipe.arms]
-    _add_comparisons(recipe.metrics, arms)
+    arms = [_arm(outcome, arm, command) for arm in recipe.arms]
+    add_comparisons(recipe.metrics, arms)
     first = recipe.arms[0]
     full = settings_of(*_paper_arm(recipe, options, first), {})
     small = settings_of(recipe, options, first, {})
@@ -49,22 +50,68 @@ def evidence_of(outcome: Outcome, command: str) -> Evidence:
             "seed": recipe.tuning.seed,
             "by": "rolling validation accuracy, one key after another",
         },
-        "versions": _versions(outcome),
         "unmeasured": outcome.unmeasured,
         "notes": list(recipe.notes),
         "arms": arms,
-        "missing": [run for arm in arms for run in arm["missing"]],
         "failures": {name: text.splitlines()[0] for name, text in outcome.failures.items()},
     }
 
 
-def write_evidence(evidence: Evidence, folder: Path) -> Path:
-    """``NAME.json``; ``NAME.SIZE.json`` or ``NAME.scaled.json`` for what is smaller than the paper's."""
+def stem(evidence: Evidence) -> str:
+    """``NAME``; ``NAME.SIZE`` or ``NAME.scaled`` for what is smaller than the paper's."""
     small = f".{evidence['size']}" if evidence.get("size") else ".scaled" if evidence["scaled"] else ""
-    suffix = ".stand-in" if evidence["stand_in"] else small
-    path = folder / f"{evidence['recipe']}{suffix}.json"
-    write_json(path, evidence)
+    return f"{evidence['recipe']}{'.stand-in' if evidence['stand_in'] else small}"
+
+
+def write_evidence(evidence: Evidence, folder: Path) -> Path:
+    """``STEM.json``; lines that were not run this time keep what an earlier call on the same experiment found."""
+    path = folder / f"{stem(evidence)}.json"
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    write_json(path, evidence if earlier is None else with_earlier(evidence, earlier))
     return path
+
+
+def with_earlier(evidence: Evidence, earlier: Evidence) -> Evidence:
+    """The evidence, with those lines of an earlier one that it has no run of; each keeps how it was made.
+
+    A line that the recipe no longer has stays too; one that it now has with other settings does not.
+    """
+    same = ("recipe", "size", "scale", "scaling", "stand_in")
+    if any(evidence.get(key) != earlier.get(key) for key in same):
+        return evidence
+    before = {
+        (arm["group"], arm["label"]): {**arm, "by": made_by(earlier, arm)} for arm in earlier["arms"] if arm["runs"]
+    }
+    arms, kept = [], []
+    for arm in evidence["arms"]:
+        old = before.pop((arm["group"], arm["label"]), None)
+        if old is not None and not arm["runs"] and _same_settings(old, arm):
+            arm = {**old, "paper": arm["paper"]}
+            kept.append(arm)
+        arms.append(arm)
+    kept += before.values()
+    add_comparisons(evidence["metrics"], arms := [*arms, *before.values()])
+    notes = dict.fromkeys([*evidence["notes"], *(earlier["notes"] if kept else ())])
+    return {**evidence, "arms": arms, "notes": list(notes)}
+
+
+def _same_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether a line means the same as before: what it tunes, keys that came later and how often it looks aside."""
+    free = {*old["setting"], *new["setting"], "seed", "train.eval_every"}
+    a, b = (dotted(line["configuration"] or {}) for line in (old, new))
+    return all(a[key] == b[key] for key in (a.keys() & b.keys()) - free)
+
+
+def made_by(evidence: Evidence, arm: Mapping[str, Any]) -> dict[str, Any]:
+    """By which command, when and with what a line's runs were made."""
+    if "by" in arm:
+        return dict(arm["by"])
+    return {key: evidence[key] for key in ("command", "date", "versions") if key in evidence}
+
+
+def missing_runs(evidence: Evidence) -> list[str]:
+    """Every run that was asked for and not made; a line of which none was asked for counts as one."""
+    return [run for arm in evidence["arms"] for run in arm["missing"]]
 
 
 def read_evidence(folder: Path) -> list[Evidence]:
@@ -80,7 +127,7 @@ def _paper_arm(recipe: Recipe, options: Options, arm: Arm) -> tuple[Recipe, Opti
     return full, Options(options.out), full.arm(arm.group, arm.label) or arm
 
 
-def _arm(outcome: Outcome, arm: Arm) -> dict[str, Any]:
+def _arm(outcome: Outcome, arm: Arm, command: str) -> dict[str, Any]:
     label = full_label(arm)
     runs = outcome.runs.get(label, [])
     done = [run for run in runs if finished(run)]
@@ -93,16 +140,22 @@ def _arm(outcome: Outcome, arm: Arm) -> dict[str, Any]:
         "setting": dict(chosen.setting) if chosen else {},
         "chosen": chosen.how if chosen else MISSING,
         "tried": chosen.tried if chosen else [],
-        "configuration": _without_places(done[0].config.complete()) if done else None,
+        "configuration": _without_places((done[0] if done else _as_declared(outcome, arm)).config.complete()),
         "paper": dict(arm.paper),
+        "by": {"command": command, "date": time.strftime("%Y-%m-%d"), **_made_with(done)},
         "runs": made,
         "missing": [run.name for run in runs if run not in done] or ([label] if not runs else []),
         "ours": {m: spread([run["metrics"].get(m) for run in made]) for m in outcome.recipe.metrics if not compared(m)},
     }
 
 
+def _as_declared(outcome: Outcome, arm: Arm) -> Planned:
+    setting = {key: arm.settings[key] for key in arm.sweep if key in arm.settings}
+    return planned(outcome.recipe, outcome.options, arm, setting, 0)
+
+
 def _run(names: Sequence[str], run: Planned) -> dict[str, Any]:
-    plain = {(compared(name) or ("", "", name))[2] for name in names}
+    plain = {(compared(name) or ("", "", name))[2] for name in names} - {""}
     summary = json.loads((run.out / "summary.json").read_text())
     return {
         "seed": run.config.seed,
@@ -127,33 +180,31 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def compared(metric: str) -> tuple[str, str, str] | None:
-    """A metric that compares with another arm: kind, that arm, what is compared."""
+    """A metric that compares with another arm: kind, that arm, what is compared (nothing: the curves)."""
     kind, _, rest = metric.partition(":")
     other, _, plain = rest.partition(":")
-    return (kind, other, plain) if kind in ("ratio", "gain") else None
+    return (kind, other, plain) if kind in ("ratio", "gain", "late") else None
 
 
-def _add_comparisons(names: Sequence[str], arms: Sequence[dict[str, Any]]) -> None:
+def add_comparisons(names: Sequence[str], arms: Sequence[dict[str, Any]]) -> None:
     """Ratios to and leads over another arm of the group, seed by seed where both have it."""
     for name in names:
         if (parts := compared(name)) is None:
             continue
         kind, other, plain = parts
-        base = {
-            (arm["group"], run["seed"]): run["metrics"].get(plain)
-            for arm in arms
-            if arm["label"] == other
-            for run in arm["runs"]
-        }
+        base = {(arm["group"], run["seed"]): run for arm in arms if arm["label"] == other for run in arm["runs"]}
         for arm in arms:
-            pairs = [(run["metrics"].get(plain), base.get((arm["group"], run["seed"]))) for run in arm["runs"]]
-            arm["ours"][name] = spread([_against(kind, a, b) for a, b in pairs])
+            pairs = [(run, base.get((arm["group"], run["seed"]))) for run in arm["runs"]]
+            arm["ours"][name] = spread([_against(kind, plain, a, b) for a, b in pairs if b is not None])
 
 
-def _against(kind: str, ours: float | None, base: float | None) -> float | None:
+def _against(kind: str, plain: str, run: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
+    if kind == "late":
+        return metrics.late(run["curve"], other["curve"])
+    ours, base = run["metrics"].get(plain), other["metrics"].get(plain)
     if ours is None or not base:
         return None
-    return ours / base if kind == "ratio" else ours - base
+    return float(ours / base if kind == "ratio" else ours - base)
 
 
 def difference(paper: Number, ours: Mapping[str, Any]) -> float | None:
@@ -169,9 +220,8 @@ def falls_short(metric: str, paper: Number, ours: Mapping[str, Any]) -> bool | N
         return None
     if ours["mean"] is None or ours["without"]:
         return True
-    lower = metric.split(":")[0].startswith(metrics.LOWER_IS_BETTER)
     gap = ours["mean"] - paper
-    return (gap > 0 if lower else gap < 0) and not math.isclose(gap, 0.0, abs_tol=1e-9)
+    return (gap > 0 if metrics.lower_is_better(metric) else gap < 0) and not math.isclose(gap, 0.0, abs_tol=1e-9)
 
 
 def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
@@ -186,9 +236,14 @@ def _without_places(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _versions(outcome: Outcome) -> dict[str, str]:
-    for runs in outcome.runs.values():
-        for run in runs:
-            if finished(run):
-                return dict(json.loads((run.out / "summary.json").read_text())["versions"])
-    return {}
+def _made_with(done: Sequence[Planned]) -> dict[str, Any]:
+    """Versions (the commit among them), processor and precision; several of one kind stand side by side."""
+    found: dict[str, set[str]] = {}
+    for run in done:
+        for key, version in json.loads((run.out / "summary.json").read_text())["versions"].items():
+            found.setdefault(key, set()).add(version)
+    precisions = sorted({run.config.engine.precision for run in done})
+    return {
+        "versions": {key: " and ".join(sorted(values)) for key, values in found.items()},
+        "precision": " and ".join(precisions),
+    }

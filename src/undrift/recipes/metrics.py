@@ -13,7 +13,19 @@ from undrift.rounds.progress import rolling, rounds_to
 
 POINTS = 100
 LEVEL = 0.9
-LOWER_IS_BETTER = ("rounds_to", "rise_time", "final_loss", "megabytes", "models_a_round", "ratio")
+LATE = 0.95
+"""Share of another line's best accuracy: what that line itself reaches late."""
+LOWER_IS_BETTER = (
+    "rounds_to",
+    "rise_time",
+    "final_loss",
+    "megabytes",
+    "models_a_round",
+    "ratio",
+    "late",
+    "conformal:size",
+    "last:drift",
+)
 NAMES = {
     "rolling_accuracy": "accuracy (rolling)",
     "final_accuracy": "accuracy",
@@ -32,6 +44,10 @@ def title(metric: str) -> str:
         return f"{title(rest)}, {'relative to' if kind == 'ratio' else 'lead over'} {other}"
     if kind in ("rounds_to", "rounds_to_raw"):
         return f"rounds to {float(rest):.0%} ({'rolling' if kind == 'rounds_to' else 'raw'})"
+    if kind == "late":
+        return f"rounds to {LATE:.0%} of {rest}'s best accuracy, relative to {rest}"
+    if kind == "tail":
+        return f"accuracy, mean of the last {rest} evaluations"
     if kind in ("last", "mean"):
         return f"{rest} ({kind})"
     if kind == "conformal":
@@ -51,6 +67,8 @@ def value(metric: str, folder: Path) -> float | None:
         found = [_inside(record, rest) for record in history]
         values = [_number(item) for item in found if item is not None]
         return None if not values else values[-1] if kind == "last" else statistics.fmean(values)
+    if kind == "tail":
+        return statistics.fmean(record["test_accuracy"] for record in history[-int(rest) :])
     if kind == "conformal":
         return _conformal(folder, rest)
     if metric == "final_loss":
@@ -62,12 +80,38 @@ def value(metric: str, folder: Path) -> float | None:
     return None if summary[metric] is None else float(summary[metric])
 
 
+def digits(metric: str, number: float) -> str:
+    """A value of a metric as it stands in tables."""
+    if metric.startswith(("rounds_to", "rise_time")):
+        return f"{number:.0f}"
+    if metric.startswith(("ratio", "late", "models", "conformal:size")):
+        return f"{number:.2f}"
+    if metric.startswith(("last", "mean")):
+        return f"{number:.4g}"
+    return f"{number:.1f}" if metric == "megabytes" else f"{number:.4f}"
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether less is more."""
+    return metric.startswith(LOWER_IS_BETTER)
+
+
 def curve(folder: Path) -> list[list[float]]:
-    """Round, accuracy and loss, thinned to about a hundred points."""
+    """Round, accuracy, loss and rolling accuracy, thinned to about a hundred points."""
     history = read_lines(folder / "metrics.jsonl")
-    step = max(1, len(history) // POINTS)
-    kept = history[::step] if (len(history) - 1) % step == 0 else [*history[::step], history[-1]]
-    return [[r["round"], round(r["test_accuracy"], 4), round(r["test_loss"], 4)] for r in kept]
+    rows = [
+        [record["round"], round(record["test_accuracy"], 4), round(record["test_loss"], 4), round(smooth, 4)]
+        for record, smooth in zip(history, rolling(history), strict=True)
+    ]
+    step = max(1, len(rows) // POINTS)
+    return rows[::step] if (len(rows) - 1) % step == 0 else [*rows[::step], rows[-1]]
+
+
+def late(curve: list[list[float]], base: list[list[float]]) -> float | None:
+    """Rounds to an accuracy that another run reaches late, divided by that run's own rounds to it."""
+    target = LATE * max(point[1] for point in base)
+    ours, theirs = (next((point[0] for point in line if point[1] >= target), None) for line in (curve, base))
+    return ours / theirs if ours is not None and theirs else None
 
 
 def measured(folder: Path) -> dict[str, Any]:

@@ -4,6 +4,8 @@ Base settings are written as in TOML; an arm's settings are dotted keys on top o
 
 - ``rounds_to:0.5``, ``rounds_to_raw:0.66``: first round at that accuracy, rolling or raw;
 - ``rolling_accuracy``, ``final_accuracy``, ``rise_time``, ``final_loss``: at the end of the run;
+- ``tail:5``: mean accuracy of the last five evaluations, for short runs that go up and down;
+- ``late:ARM``: rounds to an accuracy that another arm of the group reaches late, divided by that arm's own;
 - ``megabytes``: all that was sent; ``models_a_round``: the same for one client and round, in model sizes;
 - ``ratio:ARM:METRIC``, ``gain:ARM:METRIC``: that metric divided by, or minus, another arm's of the same group;
 - ``last:KEY``, ``mean:KEY``: a measured quantity of ``metrics.jsonl`` (``drift.model``), its last value or its mean;
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from undrift.errors import ConfigError
+from undrift.recipes.claims import Claim
 
 Settings = Mapping[str, Any]
 Number = int | float | str | None
@@ -84,6 +87,8 @@ class Recipe:
     seeds: int = 3
     tuning: Tuning = Tuning()
     notes: tuple[str, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    """What the paper says of it, for a result to be held against."""
     measure: Mapping[str, Any] = field(default_factory=dict)
     """``[measure]`` settings; those that this version does not know are left out, and the result says so."""
 

@@ -34,10 +34,8 @@ def model() -> nn.Sequential:
 def run(**settings: Any) -> ud.Result:
     """Train the adapters with FedPVR on the last of them."""
     clients, test = federation()
-    rule = ud.fedpvr(layers=1)
-    return ud.simulate(
-        model(), clients, rule, test_data=test, **{"rounds": 10, "lr": 0.3, "batch_size": 20, **settings}
-    )
+    given = {"rounds": 15, "lr": 0.5, "batch_size": 20, "local_epochs": 2, **settings}
+    return ud.simulate(model(), clients, ud.fedpvr(layers=1), test_data=test, **given)
 
 
 if __name__ == "__main__":

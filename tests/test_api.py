@@ -20,10 +20,12 @@ from undrift.core.tree import Tree
 from undrift.errors import ConfigError, DataError
 
 NAMES = {
-    "Chain", "ClientAt", "ConfigError", "DataError", "DivergedError", "FedAvg", "Federation", "InputError", "Result",
-    "Rule", "RunError", "ServerAt", "UndriftError", "__version__", "centralised", "chain", "cut_table", "ds", "dsl",
-    "fedadc", "fedavg", "feddyn", "fedprox", "fedpvr", "from_clients", "fsl", "masked", "minibatch_sfl", "scaffold",
-    "algorithm", "sfl_v1", "sfl_v2", "simulate", "slowmo",
+    "Chain", "ClientAt", "ConfigError", "DataError", "DivergedError", "DrawAt", "FedAvg", "Federation",
+    "InputError", "Owns", "Result", "Rule", "RunError", "ServerAt", "UndriftError", "__version__", "algorithm", "attack",
+    "centralised", "chain", "choice", "clip", "cut_table", "dp", "ds", "dsl", "fedadc", "fedavg", "fedavgm",
+    "feddyn", "fednova", "fedopt", "fedprox", "fedpvr", "from_clients", "fsl", "krum", "masked", "median",
+    "minibatch_sfl", "moon", "personal", "quantise", "scaffold", "sfl_v1", "sfl_v2", "simulate", "slowmo",
+    "topk", "trimmed",
 }  # fmt: skip
 
 

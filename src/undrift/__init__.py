@@ -16,22 +16,36 @@ from undrift.experiment.simulate import simulate
 from undrift.rounds.loop import Result
 from undrift.rules import (
     Centralised,
+    Choice,
+    Clip,
+    Dp,
     Ds,
     FedAdc,
     FedDyn,
+    FedOpt,
     FedProx,
     Fsl,
+    Krum,
+    Median,
     MiniBatchSfl,
+    Moon,
     Scaffold,
     SflV1,
     SflV2,
     SlowMo,
+    TopK,
+    Trimmed,
     algorithm,
+    attack,
+    fedavgm,
+    fednova,
     fedpvr,
+    personal,
+    quantise,
 )
 from undrift.rules.chain import Chain, chain
 from undrift.rules.masked import masked
-from undrift.rules.rule import ClientAt, FedAvg, Rule, ServerAt
+from undrift.rules.rule import ClientAt, DrawAt, FedAvg, Owns, Rule, ServerAt
 
 __version__ = VERSION
 
@@ -44,6 +58,15 @@ fedadc = FedAdc
 fsl = Fsl
 ds = Ds
 centralised = Centralised
+fedopt = FedOpt
+moon = Moon
+dp = Dp
+topk = TopK
+median = Median
+trimmed = Trimmed
+krum = Krum
+clip = Clip
+choice = Choice
 sfl_v1 = SflV1
 sfl_v2 = SflV2
 minibatch_sfl = MiniBatchSfl
@@ -60,9 +83,11 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DivergedError",
+    "DrawAt",
     "FedAvg",
     "Federation",
     "InputError",
+    "Owns",
     "Result",
     "Rule",
     "RunError",
@@ -70,23 +95,37 @@ __all__ = [
     "UndriftError",
     "__version__",
     "algorithm",
+    "attack",
     "centralised",
     "chain",
+    "choice",
+    "clip",
     "cut_table",
+    "dp",
     "ds",
     "dsl",
     "fedadc",
     "fedavg",
+    "fedavgm",
     "feddyn",
+    "fednova",
+    "fedopt",
     "fedprox",
     "fedpvr",
     "from_clients",
     "fsl",
+    "krum",
     "masked",
+    "median",
     "minibatch_sfl",
+    "moon",
+    "personal",
+    "quantise",
     "scaffold",
     "sfl_v1",
     "sfl_v2",
     "simulate",
     "slowmo",
+    "topk",
+    "trimmed",
 ]

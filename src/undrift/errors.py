@@ -25,3 +25,7 @@ class RunError(UndriftError):
 
 class DivergedError(RunError):
     """The loss or an update is no longer finite; the message names the round and the clients."""
+
+
+class MessageError(RunError):
+    """What a client sent cannot be decoded; the client counts as lost."""

@@ -8,13 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import memory_layout
 import undrift as ud
+from undrift.core.tree import nbytes
 from undrift.data.federation import Federation, from_clients
 from undrift.engines.auto import engine_for
 from undrift.errors import ConfigError, RunError
@@ -30,7 +33,7 @@ from undrift.tasks import Loss
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster as RayCluster  # noqa: E402
 
-from undrift.engines.ray import Cluster, ray_engine  # noqa: E402
+from undrift.engines.ray import Cluster, Ray, ray_engine, read_only  # noqa: E402
 
 # Worker processes cannot import this file: what it defines travels by value.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -44,6 +47,8 @@ RULES = {
     "scaffold": ud.scaffold(),
     "fedpvr+fsl": ud.fedpvr(layers=1) + ud.fsl(gamma=0.5),
     "fedadc": ud.fedadc(),
+    "scaffold+topk+quantise": ud.scaffold() + ud.topk(0.1) + ud.quantise(4),
+    "personal+moon": ud.personal("norm") + ud.moon(),
 }
 
 
@@ -101,6 +106,28 @@ def test_same_bits_as_local(cluster: RayCluster, name: str) -> None:
     assert same(local[0], local[1])
     assert same(local[0], local[2])
     assert same(local[0], Run(work(RULES[name]), Cluster(), None).go())
+
+
+def test_bytes_are_those_of_what_ray_carries(cluster: RayCluster) -> None:
+    """Each tensor of a message as it lies in Ray's arrays: as many bytes as were counted, of their own types."""
+    rule = ud.scaffold() + ud.topk(0.1) + ud.quantise(4)
+    result = Run(work(rule), Cluster(), None).go()
+    carried: list[int] = []
+
+    class Watching(Ray):
+        def _get(self, ref: Any, who: str) -> Any:
+            found = super()._get(ref, who)
+            if who != "evaluation":
+                carried.extend(nbytes(self.messages.up.unpack(read_only(row))) for row in found[0])
+                assert {row.dtype for row in found[0]} == {np.dtype("uint8")}
+            return found
+
+    again = Run(work(rule), lambda work, worker, workers: Watching(work, worker, workers, Cluster()), None).go()
+    assert same(result, again)
+    assert len(carried) == 3 * 4
+    assert sum(carried) == result.summary["bytes_up"]
+    whole = 4 * (result.server.x.numel() + result.server.buffers.numel())  # type: ignore[union-attr]
+    assert result.summary["bytes_up"] < 3 * 4 * whole / 2
 
 
 def test_more_workers_than_the_cluster_has_room_for(cluster: RayCluster) -> None:

@@ -24,6 +24,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavg": {}, "scaffold": {}, "fedpvr+fsl": {"fedpvr": {"layers": 1}, "fsl": {"gamma": 0.5}}, "fedadc": {},
 }  # fmt: skip
 
+TRAIN: dict[str, Any] = {}
+"""Further settings of the training."""
+
 
 def write_data(folder: Path) -> None:
     """``all.npz`` for simulations, ``server.npz`` and ``d0.npz`` for the server, ``SITE.npz`` for each site."""
@@ -54,7 +57,7 @@ def settings(folder: Path, algorithm: str, rounds: int, **more: Any) -> dict[str
         "server_data": {"source": "file", "path": str(folder / "d0.npz")},
         "model": {"name": "mlp", "hidden": [16]},
         "algorithm": {"name": algorithm, **parameters},
-        "train": {"rounds": rounds, "batch_size": 10, "lr": 0.05},
+        "train": {"rounds": rounds, "batch_size": 10, "lr": 0.05} | TRAIN,
     } | more
 
 

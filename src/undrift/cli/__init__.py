@@ -17,7 +17,9 @@ from undrift.cli.demo import demo
 from undrift.cli.diagnose import diagnose
 from undrift.cli.options import InterruptedRunError
 from undrift.cli.plot import plot
+from undrift.cli.privacy import privacy
 from undrift.cli.recipes import recipes, reproduce_, results_
+from undrift.cli.rules import rules
 from undrift.cli.run import run
 from undrift.core.version import VERSION
 from undrift.errors import InputError, UndriftError
@@ -37,6 +39,8 @@ app.command()(diagnose)
 app.command()(plot)
 app.command()(conformal)
 app.command()(cuts)
+app.command()(rules)
+app.command()(privacy)
 app.command(name="recipes")(recipes)
 app.command(name="reproduce")(reproduce_)
 app.command(name="results")(results_)

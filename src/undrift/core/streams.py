@@ -33,6 +33,7 @@ _NAMES = (
     "item",
     "client-test",
     "test-rows",
+    "attack",
 )
 _PURPOSES = {name: number for number, name in enumerate(_NAMES, start=101)}
 """All purposes of the package, each with a number of its own; new ones are added at the end."""

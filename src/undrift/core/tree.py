@@ -54,34 +54,49 @@ def copy_into(source: Tree, target: Tree) -> None:
 
 @dataclass(frozen=True)
 class Packing:
-    """How trees of one shape lie in a flat vector: every tensor begins where torch would let it begin."""
+    """How trees of one shape lie in a flat vector: every tensor begins where torch would let it begin.
+
+    The vector is of the tensors' own type; where they are of several types, it is one of bytes.
+    """
 
     like: Tree
     size: int
     starts: dict[str, int]
+    dtype: torch.dtype
 
     @staticmethod
     def of(tree: Tree, *, aligned: bool = True) -> Packing:
         """The packing of trees that look like this one; not ``aligned``: without gaps, as they are sent."""
+        flat = flatten(tree)
+        dtypes = {tensor.dtype for tensor in flat.values()}
+        dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8 if dtypes else torch.float32
+        unit = dtype.itemsize
         starts, end = {}, 0
-        for path, tensor in flatten(tree).items():
-            step = ALIGNMENT // tensor.element_size() if aligned else 1
+        for path, tensor in flat.items():
+            step = ALIGNMENT // unit if aligned else 1
             starts[path] = -(-end // step) * step
-            end = starts[path] + tensor.numel()
-        step = ALIGNMENT // 4 if aligned else 1
-        return Packing(tree, -(-end // step) * step, starts)
+            end = starts[path] + tensor.numel() * tensor.element_size() // unit
+        step = ALIGNMENT // min(unit, 4) if aligned else 1
+        return Packing(tree, -(-end // step) * step, starts, dtype)
 
     def pack(self, tree: Tree, out: Tensor) -> None:
         """Copy a tree into a vector of ``size``."""
         flat = flatten(tree)
         for path, like in flatten(self.like).items():
-            start = self.starts[path]
-            out[start : start + like.numel()].copy_(flat[path].reshape(-1))
+            part = flat[path].reshape(-1)
+            self._part(path, like, out).copy_(part if part.dtype == self.dtype else part.contiguous().view(self.dtype))
 
     def unpack(self, vector: Tensor) -> Tree:
-        """The tree as views into a vector."""
-        flat = {
-            path: vector[self.starts[path] : self.starts[path] + like.numel()].view(like.shape)
-            for path, like in flatten(self.like).items()
-        }
+        """The tree as views into a vector (copies, where bytes lie so that they cannot be read in place)."""
+        flat = {}
+        for path, like in flatten(self.like).items():
+            part = self._part(path, like, vector)
+            if like.dtype != self.dtype:
+                fits = part.storage_offset() % like.element_size() == 0
+                part = (part if fits else part.clone()).view(like.dtype)
+            flat[path] = part.view(like.shape)
         return unflatten(flat, self.like)
+
+    def _part(self, path: str, like: Tensor, vector: Tensor) -> Tensor:
+        start = self.starts[path]
+        return vector[start : start + like.numel() * like.element_size() // self.dtype.itemsize]

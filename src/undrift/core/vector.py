@@ -63,6 +63,10 @@ class Layout:
 
     entries: tuple[Entry, ...]
     layers: tuple[Layer, ...] = ()
+    norms: frozenset[str] = frozenset()
+    """Names of the norm layers' tensors."""
+    personal: tuple[int, int] = (0, 0)
+    """How many numbers of weights and of buffers lie behind this layout, in layers that never leave a client."""
 
     @property
     def size(self) -> int:
@@ -128,22 +132,34 @@ def _layers(module: nn.Module, entries: tuple[Entry, ...]) -> tuple[Layer, ...]:
     return tuple(Layer(name, merge(iter(slices))) for name, slices in found)
 
 
+def _norms(module: nn.Module, entries: tuple[Entry, ...]) -> frozenset[str]:
+    return frozenset(
+        entry.name for entry in entries if isinstance(module.get_submodule(entry.name.rpartition(".")[0]), _NORMS)
+    )
+
+
 class FlatModel:
     """A copy of a module whose trainable parameters, gradients and buffers are three flat vectors."""
 
     def __init__(
-        self, module: nn.Module, device: torch.device | str = "cpu", statistics: Collection[str] | None = None
+        self,
+        module: nn.Module,
+        device: torch.device | str = "cpu",
+        statistics: Collection[str] | None = None,
+        personal: Collection[str] = (),
     ) -> None:
         self.module = copy.deepcopy(module).to(device)
         # What was left in evaluation mode stays so while the rest trains; a model that is so as a whole is trained.
         self._resting = [part for part in self.module.modules() if not part.training] if module.training else []
         named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+        named.sort(key=lambda item: item[0] in personal)  # what never leaves a client lies behind the rest
         if not named:
             raise ConfigError("the model has no trainable parameters")
         dtypes = {p.dtype for _, p in named}
         if len(dtypes) > 1 or not named[0][1].is_floating_point():
             raise ConfigError(f"the model's parameters must share one floating type, not {sorted(map(str, dtypes))}")
-        self.layout = Layout((entries := _entries(list(named))), _layers(self.module, entries))
+        entries = _entries(list(named))
+        self.layout = Layout(entries, _layers(self.module, entries), _norms(self.module, entries))
         dtype = named[0][1].dtype
         self.weights = torch.empty(self.layout.size, dtype=dtype, device=device)
         self.grad = torch.zeros_like(self.weights)
@@ -155,13 +171,29 @@ class FlatModel:
             view.copy_(parameter.data)
             parameter.data = view
             parameter.grad = grad
-        self._flatten_buffers(dtype, device, statistics)
+        owners = {name.rpartition(".")[0] for name in personal}
+        self._flatten_buffers(dtype, device, statistics, owners)
+        self.shared = self._shared(personal, owners) if personal else self.layout
+        self.shared_buffers = self.buffer_layout.size - self.shared.personal[1]
+
+    def _shared(self, personal: Collection[str], owners: Collection[str]) -> Layout:
+        """The layout without the layers that never leave a client."""
+        entries = tuple(entry for entry in self.layout.entries if entry.name not in personal)
+        layers = _layers(self.module, entries)
+        own = [entry.size for entry in self.buffer_layout.entries if entry.name.rpartition(".")[0] in owners]
+        rest = self.layout.size - sum(entry.size for entry in entries)
+        return Layout(entries, layers, self.layout.norms, (rest, sum(own)))
 
     def _flatten_buffers(
-        self, dtype: torch.dtype, device: torch.device | str, statistics: Collection[str] | None
+        self,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        statistics: Collection[str] | None,
+        owners: Collection[str],
     ) -> None:
         floating = [(n, b) for n, b in self.module.named_buffers() if b.is_floating_point()]
         named = [(n, b) for n, b in floating if statistics is None or n in statistics]
+        named.sort(key=lambda item: item[0].rpartition(".")[0] in owners)
         self.buffer_layout = Layout(_entries(list(named)))
         self.buffers = torch.empty(self.buffer_layout.size, dtype=dtype, device=device)
         for (name, buffer), entry in zip(named, self.buffer_layout.entries, strict=True):
@@ -199,9 +231,9 @@ class FlatModel:
         torch._foreach_add_(self._views, gradient, alpha=-lr)
 
     def load(self, weights: Tensor, buffers: Tensor) -> None:
-        """Copy a model's vectors in; counters (batch norm's batches) begin anew, whoever trained before."""
-        self.weights.copy_(weights)
-        self.buffers.copy_(buffers)
+        """Copy a model's vectors, or the beginning of them, in; counters (batch norm's batches) begin anew."""
+        self.weights[: len(weights)].copy_(weights)
+        self.buffers[: len(buffers)].copy_(buffers)
         for counter, start in self._counters:
             counter.copy_(start)
 

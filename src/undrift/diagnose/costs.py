@@ -16,7 +16,6 @@ from undrift.diagnose.advice import Candidate
 from undrift.experiment.config import Config
 from undrift.experiment.from_config import work_of
 from undrift.models import blocks, cut
-from undrift.rounds.messages import Messages
 from undrift.rounds.work import Work
 from undrift.rounds.worker import Worker
 from undrift.rules.rule import Owns
@@ -60,7 +59,7 @@ def bytes_of(config: Config, data: DataSet) -> Bytes:
     """One round's bytes, found by a dry run of the algorithm's messages."""
     work = work_of(config, data)
     worker = Worker(work)
-    messages = Messages.of(work.rule, worker.model.weights, worker.model.buffers)
+    messages = worker.messages()
     return Bytes(nbytes(messages.down.like) * cohort(work), nbytes(messages.up.like) * cohort(work))
 
 

@@ -19,7 +19,6 @@ from multiprocessing.context import ForkProcess
 from typing import Any
 from weakref import WeakValueDictionary
 
-import torch
 from torch import Tensor
 
 from undrift.core.numerics import settle
@@ -30,7 +29,7 @@ from undrift.engines.shared_memory import Slots, SlotTree, shared_memory
 from undrift.errors import RunError, UndriftError
 from undrift.rounds.engine import Pending
 from undrift.rounds.evaluation import Scores, in_order, pieces
-from undrift.rounds.messages import Broadcast, ClientTask, Lost, Messages, Outcome
+from undrift.rounds.messages import Broadcast, ClientTask, Lost, Outcome
 from undrift.rounds.work import Work
 from undrift.rounds.worker import Worker
 
@@ -49,22 +48,21 @@ class _Memory:
 
     def __init__(self, work: Work, worker: Worker, count: int) -> None:
         x, buffers = worker.model.weights, worker.model.buffers
-        messages = Messages.of(work.rule, x, buffers)
-        self.broadcast = _place(messages.down, x.dtype)
-        self.model = _place(Packing.of({"x": x, "buffers": buffers}), x.dtype)
-        self.outcomes = [
-            messages.up.unpack(part) for part in shared_memory(count * messages.up.size, x.dtype).view(count, -1)
-        ]
+        messages = worker.messages()
+        self.broadcast = _place(messages.down)
+        self.model = _place(Packing.of({"x": x, "buffers": buffers}))
+        up = messages.up
+        self.outcomes = [up.unpack(part) for part in shared_memory(count * up.size, up.dtype).view(count, -1)]
         population, each = len(work.federation), nbytes(messages.kept.like)
         most = population + min(work.plan.cohort or population, population)  # old states stay until a round has ended
         room = min(_ROOM // each, most) if each else 0
         self.reserve = 2 * count + 2  # of those under way: what they kept and what they keep now
-        self.states = Slots(messages.kept, self.reserve + (room and room + self.reserve), x.dtype)
+        self.states = Slots(messages.kept, self.reserve + (room and room + self.reserve))
 
 
-def _place(packing: Packing, dtype: torch.dtype) -> Tree:
+def _place(packing: Packing) -> Tree:
     """A tree in shared memory."""
-    return packing.unpack(shared_memory(packing.size, dtype))
+    return packing.unpack(shared_memory(packing.size, packing.dtype))
 
 
 def _serve(pipe: Connection, work: Work, memory: _Memory) -> None:
@@ -117,8 +115,9 @@ class _Failure:
 def _client(worker: Worker, memory: _Memory, slot: int, old: int, new: int, round: int, lr: float, client: int) -> Any:
     place = memory.outcomes[slot]
     broadcast = Broadcast(round, lr, **memory.broadcast)
-    out = carried_out(worker, broadcast, ClientTask(client, memory.states.at(old)), place["delta"])
-    copy_into({"buffers": out.buffers, "up": out.up}, place)
+    here = place["delta"] if isinstance(place["delta"], Tensor) else None
+    out = carried_out(worker, broadcast, ClientTask(client, memory.states.at(old)), here)
+    copy_into(out.besides(here), place)
     copy_into(out.kept, memory.states.at(new))
     return float(out.loss), out.visits, out.steps
 

@@ -34,7 +34,7 @@ from undrift.engines.serial import carried_out
 from undrift.errors import ConfigError, RunError, UndriftError
 from undrift.rounds.engine import Engine, Pending
 from undrift.rounds.evaluation import Score, Scores, in_order, pieces
-from undrift.rounds.messages import Broadcast, ClientTask, Lost, Messages, Outcome
+from undrift.rounds.messages import Broadcast, ClientTask, Lost, Outcome
 from undrift.rounds.split.parties import ActorLostError
 from undrift.rounds.work import Work
 from undrift.rounds.worker import Worker
@@ -122,7 +122,7 @@ class _Site:
         settle()
         self.worker = Worker(parcel.open())
         self.parts = pieces(self.worker.work)
-        self.messages = messages_of(self.worker)
+        self.messages = self.worker.messages()
 
     @staticmethod
     def of(parcels: list[Any]) -> _Site:
@@ -137,13 +137,8 @@ class _Site:
         return read_only(array).to(self.worker.work.device)
 
 
-def messages_of(worker: Worker) -> Messages:
-    """The messages of the run that this worker is for; both ends find them out by themselves."""
-    return Messages.of(worker.work.rule, worker.model.weights, worker.model.buffers)
-
-
-def _packed(packing: Packing, tree: Tree, dtype: torch.dtype) -> Array:
-    vector = torch.empty(packing.size, dtype=dtype)
+def _packed(packing: Packing, tree: Tree) -> Array:
+    vector = torch.empty(packing.size, dtype=packing.dtype)
     packing.pack(tree, vector)
     return vector.numpy()
 
@@ -155,17 +150,14 @@ def _clients(
     site = _Site.of(parcels)
     messages = site.messages
     broadcast = Broadcast(round, lr, **messages.down.unpack(site.vector(sent)))
-    dtype = broadcast.x.dtype
-    ups = torch.empty((len(clients), messages.up.size), dtype=dtype)
-    kept = torch.empty((len(clients), messages.kept.size), dtype=dtype)
+    ups = torch.empty((len(clients), messages.up.size), dtype=messages.up.dtype)
+    kept = torch.empty((len(clients), messages.kept.size), dtype=messages.kept.dtype)
     facts = []
     for client, up, new, old in zip(clients, ups, kept, site.vector(states), strict=True):
         place = messages.up.unpack(up)
-        here = place["delta"] if broadcast.x.is_cpu else None
+        here = place["delta"] if broadcast.x.is_cpu and isinstance(place["delta"], Tensor) else None
         out = carried_out(site.worker, broadcast, ClientTask(client, messages.kept.unpack(old)), here)
-        copy_into({"buffers": out.buffers, "up": out.up}, place)
-        if here is None:
-            place["delta"].copy_(out.delta)
+        copy_into(out.besides(here), place)
         messages.kept.pack(out.kept, new)
         facts.append((float(out.loss), out.visits, out.steps))
     return ups.numpy(), kept.numpy(), facts
@@ -243,7 +235,7 @@ class Ray:
 
     def __init__(self, work: Work, worker: Worker, workers: int | None, cluster: Cluster) -> None:
         self.worker, self.work = worker, work
-        self.messages = messages_of(worker)
+        self.messages = worker.messages()
         self._parcels: list[Any] = []
         self.owned = cluster.join(workers)
         try:
@@ -262,7 +254,7 @@ class Ray:
 
     def clients(self, broadcast: Broadcast, tasks: Sequence[ClientTask]) -> Iterator[Outcome | Lost]:
         """Carry out a round's tasks; never much further ahead than the outcomes that were taken."""
-        sent = ray.put(_packed(self.messages.down, broadcast.tree(), broadcast.x.dtype))
+        sent = ray.put(_packed(self.messages.down, broadcast.tree()))
         groups = self._groups(tasks)
         refs: list[Any] = []
         for position, group in enumerate(groups):
@@ -273,7 +265,7 @@ class Ray:
 
     def _groups(self, tasks: Sequence[ClientTask]) -> list[Sequence[ClientTask]]:
         """Clients that are one task for Ray: a worker waits some milliseconds between tasks, so they are few."""
-        each = (self.messages.up.size + self.messages.kept.size) * self.worker.model.weights.element_size()
+        each = sum(part.size * part.dtype.itemsize for part in (self.messages.up, self.messages.kept))
         most = max(1, _RETURNED // each)
         count = self.workers * min(4, max(1, len(tasks) // (5 * self.workers)))
         count = min(len(tasks), max(count, -(-len(tasks) // most)))
@@ -294,7 +286,7 @@ class Ray:
             ray.wait(open_, num_returns=1, fetch_local=False)
 
     def _post(self, sent: Any, broadcast: Broadcast, group: Sequence[ClientTask]) -> Any:
-        states = np.stack([_packed(self.messages.kept, task.kept, broadcast.x.dtype) for task in group])
+        states = np.stack([_packed(self.messages.kept, task.kept) for task in group])
         clients = [task.client for task in group]
         return self._clients.remote(self._parcels, sent, broadcast.round, broadcast.lr, clients, states)
 

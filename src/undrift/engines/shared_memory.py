@@ -35,9 +35,9 @@ class SlotTree(dict[str, Any]):
 class Slots:
     """Slots for trees of one shape."""
 
-    def __init__(self, packing: Packing, count: int, dtype: torch.dtype) -> None:
+    def __init__(self, packing: Packing, count: int) -> None:
         self.packing = packing
-        self.memory = shared_memory(count * packing.size, dtype).view(count, packing.size)
+        self.memory = shared_memory(count * packing.size, packing.dtype).view(count, packing.size)
         self.free = list(range(count))[::-1]
 
     def at(self, number: int) -> Tree:

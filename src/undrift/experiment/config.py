@@ -18,8 +18,8 @@ from undrift.data import NAMES, SCHEMES, SOURCES
 from undrift.errors import ConfigError
 from undrift.models import names as model_names
 from undrift.rounds.plan import Precision, Section, Train, explain, shown
-from undrift.rules import RULES, key_of, maker_of, named, parts_of
-from undrift.rules.chain import Chain
+from undrift.rules import RULES, attack, key_of, maker_of, named, parts_of
+from undrift.rules.chain import Chain, chain
 from undrift.tasks import TASKS
 from undrift.tasks.fit import AUTO
 
@@ -102,6 +102,14 @@ class LogConfig(Section):
     wandb: str | None = Field(default=None, description="a project of Weights & Biases")
 
 
+class AttackConfig(Section):
+    """``[attack]``: for experiments, a share of the clients misbehaves."""
+
+    kind: Literal["sign-flip", "noise", "label-flip"] = "sign-flip"
+    share: float = Field(default=0.2, ge=0, le=1)
+    scale: float = Field(default=1.0, gt=0)
+
+
 class EngineConfig(Section):
     """``[engine]``: what carries the run out; nothing here but ``precision`` changes a result."""
 
@@ -144,6 +152,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
     algorithm: dict[str, Any] = Field(default={"name": "fedavg"})
+    attack: AttackConfig | None = None
     train: Train = Train()
     engine: EngineConfig = EngineConfig()
     measure: MeasureConfig = MeasureConfig()
@@ -156,8 +165,9 @@ class Config(Section):
         return self.seed if self.partition.seed is None else self.partition.seed
 
     def rule(self) -> Chain:
-        """The algorithm."""
-        return named(self.algorithm["name"], {k: v for k, v in self.algorithm.items() if k != "name"})
+        """The algorithm, and who works against it."""
+        rule = named(self.algorithm["name"], {k: v for k, v in self.algorithm.items() if k != "name"})
+        return rule if self.attack is None else chain(attack(**dict(self.attack)), rule)
 
     def with_(self, *changes: tuple[str, Any]) -> Config:
         """The same configuration with other values under some dotted keys."""

@@ -30,6 +30,7 @@ from undrift.rounds.plan import Plan
 from undrift.rounds.prepare import prepare
 from undrift.rounds.work import Work
 from undrift.rounds.worker import Worker
+from undrift.rules.chain import Chain
 from undrift.tasks import Loss
 from undrift.tasks.metrics import metrics_named
 
@@ -80,6 +81,11 @@ def parts_of(config: Config, data: DataSet) -> list[Indices]:
         min_samples=spec.min_samples,
         given=given,
     )
+
+
+def clients_of(config: Config) -> int:
+    """How many clients there are; data are loaded only where they say it."""
+    return config.partition.clients or len(parts_of(config, data_of(config)))
 
 
 def _labels(data: DataSet, key: str, only_counted: bool) -> Indices:
@@ -203,9 +209,23 @@ def device_of(config: Config) -> str:
     return device_for(config.engine.device)
 
 
+def refuse_unprotected(config: Config, rule: Chain) -> None:
+    """Refuse server data that are samples of the clients' own, where clients are promised privacy."""
+    spec, private = config.server_data, next((link.name for link in rule.links if link.expects), None)
+    used = config.train.pretrain_epochs or any(link.needs_server_data for link in rule.links)
+    if private is None or spec is None or not used or spec.source == "file":
+        return
+    if spec.source == "clients" or not spec.exclusive:
+        raise ConfigError(
+            f"server_data.source = {spec.source!r}: with {private!r} no samples of the clients' may reach the server; "
+            "'file' is allowed, and 'balanced' or 'iid' with exclusive = true"
+        )
+
+
 def work_of(config: Config, data: DataSet | None = None) -> Work:
     """All that workers have to know."""
     rule = config.rule()
+    refuse_unprotected(config, rule)
     data = data_of(config) if data is None else data
     return prepare(
         model_of(config, data),

@@ -14,7 +14,7 @@ from undrift.core.tree import Tree, clone, flatten
 from undrift.data.federation import Federation
 from undrift.engines.serial import Serial
 from undrift.errors import RunError
-from undrift.federation.messages import RefusedError, check, check_counts, meta_of, pack, vector_of
+from undrift.federation.messages import RefusedError, check, check_counts, meta_of, pack, refuse_infinite, vector_of
 from undrift.rounds.engine import Pending
 from undrift.rounds.messages import Broadcast, ClientTask, Lost, Messages, Outcome
 from undrift.rounds.work import Work
@@ -81,7 +81,7 @@ class Flower:
         """Send a round's tasks to their sites; who does not answer in time, or not as it must, is lost."""
         terms, names = self.terms, [self.terms.sites[task.client] for task in tasks]
         here = set(terms_wait(self.exchange, names, min(terms.min_sites, len(names)), terms.timeout))
-        vector = torch.empty(terms.wire.down.size, dtype=broadcast.x.dtype)
+        vector = torch.empty(terms.wire.down.size, dtype=terms.wire.down.dtype)
         terms.wire.down.pack(broadcast.tree(), vector)
         present = {name: task for name, task in zip(names, tasks, strict=True) if name in here}
         answers = self._share(present)
@@ -128,8 +128,10 @@ class Flower:
         meta = meta_of(answer, run=str, round=int, client=int, loss=float, visits=int, steps=int)
         check(meta, run=self.terms.run, round=broadcast.round, client=task.client)
         check_counts(meta)
-        vector = vector_of(answer, self.terms.wire.up.size, broadcast.x.dtype).to(broadcast.x.device)
-        tree = clone(self.terms.wire.up.unpack(vector))  # each tensor where torch would let it begin
+        wire = self.terms.wire.up
+        vector = vector_of(answer, wire.size, wire.dtype).to(broadcast.x.device)
+        tree = clone(wire.unpack(vector))  # each tensor where torch would let it begin
+        refuse_infinite(flatten(tree).values())
         kept = {"round": torch.tensor([broadcast.round])} if task.kept else {}
         return Outcome(
             task.client,

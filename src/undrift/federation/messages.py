@@ -7,6 +7,7 @@ for which run, round and client, and refuses everything else with a reason.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from undrift.errors import RunError
 
 RAW = "undrift.raw"
 """How vectors are written: little-endian numbers, one after the other."""
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "uint8": torch.uint8}
+"""Bytes are vectors of several types, one after the other."""
 _META_BYTES = 1 << 20
 Meta = dict[str, Any]
 
@@ -68,9 +70,14 @@ def vector_of(content: RecordDict, size: int, dtype: torch.dtype) -> Tensor:
     if len(array.data) != wanted:
         raise RefusedError(f"expected {wanted} bytes, got {len(array.data)}")
     vector = torch.frombuffer(bytearray(array.data), dtype=dtype) if size else torch.empty(0, dtype=dtype)
-    if not torch.isfinite(vector).all():
-        raise RefusedError("NaN or infinities in the update")
+    refuse_infinite([vector])
     return vector
+
+
+def refuse_infinite(tensors: Iterable[Tensor]) -> None:
+    """Refuse NaN and infinities."""
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+        raise RefusedError("NaN or infinities in the update")
 
 
 def check(meta: Meta, **expected: Any) -> None:

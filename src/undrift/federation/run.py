@@ -27,7 +27,7 @@ from undrift.federation.engine import AtSites, Exchange, Flower, Terms
 from undrift.federation.link import Link, on_grid
 from undrift.federation.messages import RefusedError, meta_of, pack
 from undrift.federation.setup import ServerFolder
-from undrift.federation.site import Task, wire_of
+from undrift.federation.site import Task
 from undrift.rounds.engine import Engine, MakeEngine
 from undrift.rounds.prepare import prepare
 from undrift.rounds.work import Work
@@ -55,7 +55,7 @@ def over(
     census = _Census.read(out) if resume and out is not None else None
     census = roll_call(config, exchange, sites, task, census)
     work = work_of(config, data, list(census.samples.values()))
-    wire = wire_of(Worker(work))
+    wire = Worker(work).messages(aligned=False)
     settings = {key: value for key, value in config.complete().items() if key in _SENT}
     settings["model"].pop("init", None)
     settings["engine"] = {"precision": config.engine.precision}
@@ -83,7 +83,7 @@ def over(
     return result
 
 
-_SENT = ("seed", "model", "algorithm", "train")
+_SENT = ("seed", "model", "algorithm", "attack", "train")
 """The sections of a configuration that sites need."""
 
 
@@ -105,6 +105,15 @@ def refuse(config: Config) -> None:
         raise ConfigError(
             f"algorithm.name = {name!r}: split learning exchanges messages in every step, and Flower's polling "
             "takes seconds for each; use engine.name = 'local' or 'ray'"
+        )
+    if config.attack is not None and config.attack.kind == "label-flip":
+        raise ConfigError(
+            "attack.kind = 'label-flip': sites' labels stay as they are; use engine.name = 'local' or 'ray'"
+        )
+    if rule.acting("draw") and not rule.expects:
+        raise ConfigError(
+            f"algorithm.name = {name!r}: sites are not asked for their loss before a round; "
+            "use engine.name = 'local' or 'ray'"
         )
     for measure in ("gradients", "clients", "skew"):
         if getattr(config.measure, measure, False):

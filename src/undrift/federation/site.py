@@ -124,7 +124,7 @@ class Site:
             task=str,
         )
         bench = self._bench_of(meta)
-        vector = vector_of(content, bench.wire.down.size, bench.worker.model.weights.dtype)
+        vector = vector_of(content, bench.wire.down.size, bench.wire.down.dtype)
         sent = clone(bench.wire.down.unpack(vector))  # each tensor where torch would let it begin
         store = self._store(meta["run"])
         store.commit(meta["accepted"], meta["safe"])
@@ -132,7 +132,7 @@ class Site:
         broadcast = Broadcast(meta["round"], meta["lr"], **sent)
         out = bench.worker.client(broadcast, ClientTask(meta["client"], kept))
         store.stage(meta["round"], out.kept)
-        answer = torch.empty(bench.wire.up.size, dtype=vector.dtype)
+        answer = torch.empty(bench.wire.up.size, dtype=bench.wire.up.dtype)
         bench.wire.up.pack(out.tree(), answer)
         return pack(
             {
@@ -169,7 +169,7 @@ class Site:
         if self._bench is None or self._bench.key != key:
             work = self._work(meta)
             worker = Worker(work)
-            self._bench = _Bench(key, worker, wire_of(worker))
+            self._bench = _Bench(key, worker, worker.messages(aligned=False))
         return self._bench
 
     def _work(self, meta: Mapping[str, Any]) -> Work:
@@ -195,11 +195,6 @@ class Site:
         if len(extra["y"]) != meta["shared"]:
             raise RefusedError(f"{len(extra['y'])} shared samples are here, the server means {meta['shared']}")
         return torch.cat([x, extra["x"]]), torch.cat([y, extra["y"]])
-
-
-def wire_of(worker: Worker) -> Messages:
-    """The messages of the run that this worker is for, as they are sent."""
-    return Messages.of(worker.work.rule, worker.model.weights, worker.model.buffers, aligned=False)
 
 
 def _config(text: str) -> Config:

@@ -23,6 +23,8 @@ from undrift.tasks.metrics import computed
 CHUNK = 200
 """Samples of a piece: few enough that activations are not given back to the system after every piece."""
 CLIENTS = "clients"
+SERVER_MODEL = "clients_server"
+"""The server model on clients' own test data, where clients have layers of their own."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +105,17 @@ def added(scored: Iterable[tuple[Piece, Score]]) -> Scores:
     return scores
 
 
-def record_of(work: Work, scores: Scores) -> Record:
-    """What an evaluation adds to a round's record: ``test_accuracy``, ``test_loss`` and what else is counted."""
+def record_of(work: Work, scores: Scores, clients: str = CLIENTS) -> Record:
+    """What an evaluation adds to a round's record: ``test_accuracy``, ``test_loss`` and what else is counted.
+
+    ``clients``: under which name it tells of the clients' own test data.
+    """
     record: Record = {}
     for (name, client), score in scores.items():
         if client < 0:
             record |= {f"{name}_{metric}": value for metric, value in metrics_of(work, score).items()}
     each = {client: metrics_of(work, score) for (_, client), score in scores.items() if client >= 0}
-    return record | (_clients(work.monitor, each) if each else {})
+    return record | (_clients(work.monitor, each, clients) if each else {})
 
 
 def metrics_of(work: Work, score: Score) -> dict[str, float | None]:
@@ -123,7 +128,7 @@ def metrics_of(work: Work, score: Score) -> dict[str, float | None]:
     return found | {"loss": loss}
 
 
-def _clients(monitor: Monitor, each: dict[int, dict[str, float | None]]) -> Record:
+def _clients(monitor: Monitor, each: dict[int, dict[str, float | None]], clients: str) -> Record:
     """Over clients: the mean of the monitored metric, its 10 % and 90 % quantiles, and the worst client."""
     metric = monitor.metric if all(found.get(monitor.metric) is not None for found in each.values()) else "loss"
     values = {client: float(found[metric] or 0.0) for client, found in each.items() if found.get(metric) is not None}
@@ -131,13 +136,13 @@ def _clients(monitor: Monitor, each: dict[int, dict[str, float | None]]) -> Reco
         return {}
     low, high = (float(np.quantile(list(values.values()), share)) for share in (0.1, 0.9))
     worst = (max if monitor.less or metric == "loss" else min)(values, key=lambda client: values[client])
-    name = f"{CLIENTS}_{metric}"
+    name = f"{clients}_{metric}"
     return {
         name: statistics.fmean(values.values()),
         f"{name}_p10": low,
         f"{name}_p90": high,
         f"{name}_worst": values[worst],
-        f"{CLIENTS}_worst": worst,
+        f"{clients}_worst": worst,
     }
 
 

@@ -20,8 +20,9 @@ from undrift.core.tree import Tree, unflatten
 from undrift.errors import DivergedError
 from undrift.rounds.client_states import ClientStates
 from undrift.rounds.engine import Engine, MakeEngine, Pending
-from undrift.rounds.evaluation import record_of
-from undrift.rounds.full import FullRounds, Observer
+from undrift.rounds.evaluation import CLIENTS, SERVER_MODEL, record_of
+from undrift.rounds.full import FullRounds, Observer, draw_at
+from undrift.rounds.personal import own_record
 from undrift.rounds.plan import batches
 from undrift.rounds.progress import Monitor, Record, summarise
 from undrift.rounds.server_step import Report, Server
@@ -158,10 +159,12 @@ class Loop:
         self.done = 0
         self.stopped = False
         self.pending: tuple[Record, Pending] | None = None
-        x = worker.model.weights.clone()
-        self.server = Server(x, worker.model.buffers.clone(), self.work.rule.init_server(x))
+        x, rule = worker.model.weights.clone(), self.work.rule
+        seen = x[: len(worker.weights)]
+        self.server = Server(x, worker.model.buffers.clone(), rule.init_server(seen))
+        self.limited, self.reports = bool(rule.acting("ends")), bool(rule.acting("report"))
         folder = self.folder.states if self.folder else None
-        self.states = ClientStates(self.work.rule.init_client(x), folder, run.state_budget, x.device)
+        self.states = ClientStates(rule.init_client(seen), folder, run.state_budget, x.device)
         for measure in run.measures:
             measure.begin(worker)
         observers: tuple[Observer, ...] = tuple(measure.observe for measure in run.measures)
@@ -177,7 +180,7 @@ class Loop:
         saved = time.monotonic()
         with interruptible() as interrupted:
             for round in range(self.done + 1, self.plan.rounds + 1):
-                if self.stopped:
+                if self.stopped or self._over(round):
                     break
                 try:
                     self._round(round)
@@ -201,7 +204,7 @@ class Loop:
         self._record_round(report, seconds)
         self._collect()
         self.done = round
-        due = round % self.plan.eval_every == 0 or round == self.plan.rounds
+        due = round % self.plan.eval_every == 0 or round == self.plan.rounds or self._over(round + 1)
         if due:
             record = {
                 "round": round,
@@ -210,9 +213,15 @@ class Loop:
                 "bytes_up": report.bytes_up,
                 "seconds": seconds,
             }
+            if self.reports:
+                record |= self.work.rule.report(round, draw_at(self.work, round))
             self._evaluate(record, self.server)
         if not due or (self.pending is not None and round < self.plan.rounds):
             self._tell()  # else the evaluation of this round tells of it, now or when it is finished
+
+    def _over(self, round: int) -> bool:
+        """Whether a rule ends the run before this round."""
+        return self.limited and self.work.rule.ends(round, draw_at(self.work, round))
 
     def _record_round(self, report: Report, seconds: float) -> None:
         lost = [{"client": item.client, "reason": item.reason} for item in report.lost]
@@ -228,6 +237,8 @@ class Loop:
     def _evaluate(self, record: Record, server: Server) -> None:
         for measure in self.run.measures:
             record |= measure.report(record["round"], server)
+        if self.work.personal:
+            record |= own_record(self.worker, self.states, server)
         self.pending = (record, self.engine.evaluate(server.x, server.buffers))
         if self.engine.eager or self.run.callbacks or self.plan.patience:
             self._collect()  # who may end the run here must see the evaluation before the next round
@@ -238,7 +249,8 @@ class Loop:
             return
         record, pending = self.pending
         self.pending = None
-        record = {"round": record["round"], **record_of(self.work, pending()), **record}
+        clients = SERVER_MODEL if self.work.personal else CLIENTS
+        record = {"round": record["round"], **record_of(self.work, pending(), clients), **record}
         self.history.append(record)
         if self.folder:
             self.folder.append("metrics.jsonl", record)
@@ -289,8 +301,8 @@ class Loop:
         self.server = Server(tree["x"], tree["buffers"], tree["state"])
         self.states.restore({int(client): name for client, name in state["clients"].items()})
         self.bytes, self.seconds, self.done = state["bytes"], state["seconds"], last
-        for round in range(1, last + 1):
-            self.rounds.skip(round)
+        for line in self.lines:
+            self.rounds.skip(line["clients"])
         self.stopped = self._out_of_patience()
         return True
 
@@ -299,6 +311,7 @@ class Loop:
         self.worker.model.load(self.server.x, self.server.buffers)
         summary = summarise(self.history, self.plan.targets, self.work.monitor)
         summary |= {"rounds": self.done, **self.bytes, "seconds": self.seconds, "versions": versions()}
+        summary |= self.work.rule.facts()
         self._checkpoint(self.done)
         if self.folder:
             self.worker.model.save(self.folder.path / "model.safetensors")

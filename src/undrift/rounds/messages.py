@@ -43,7 +43,8 @@ class Outcome:
     """What comes back from a client."""
 
     client: int
-    delta: Tensor
+    delta: Any
+    """The update; where a link encodes it, what is sent instead."""
     buffers: Tensor
     up: Tree
     kept: Tree
@@ -55,6 +56,13 @@ class Outcome:
     def tree(self) -> Tree:
         """What is sent, as one tree; what the client keeps is none of it."""
         return {"delta": self.delta, "buffers": self.buffers, "up": self.up}
+
+    def besides(self, place: Tensor | None) -> Tree:
+        """What is sent, but for an update that lies in its place already."""
+        tree = self.tree()
+        if place is not None and self.delta.data_ptr() == place.data_ptr():
+            del tree["delta"]
+        return tree
 
 
 @dataclass
@@ -72,13 +80,18 @@ class Messages:
     down: Packing
     up: Packing
     kept: Packing
+    forms: tuple[Tree, ...] = ()
+    """What each of the links that encode was given."""
 
     @staticmethod
-    def of(rule: Chain, x: Tensor, buffers: Tensor, *, aligned: bool = True) -> Messages:
+    def of(
+        rule: Chain, x: Tensor, buffers: Tensor, personal: tuple[int, int] = (0, 0), *, aligned: bool = True
+    ) -> Messages:
         """The messages of a rule about models with these vectors; not ``aligned``: without gaps, as they are sent."""
-        found = rehearse(rule, x)
+        found = rehearse(rule, x, personal)
         return Messages(
             Packing.of({"x": x, "buffers": buffers, "down": found.down}, aligned=aligned),
-            Packing.of({"delta": x, "buffers": buffers, "up": found.up}, aligned=aligned),
+            Packing.of({"delta": found.sent["delta"], "buffers": buffers, "up": found.sent["up"]}, aligned=aligned),
             Packing.of(found.kept, aligned=aligned),
+            found.forms,
         )

@@ -79,8 +79,13 @@ def bound(
     statistics = changing_buffers(module, inputs)
     _refuse_single_samples(module, inputs, federation, plan)
     model = FlatModel(module, device, statistics)
-    rule = whole.bind(model.layout) if whole.kind is RoundKind.FULL else bind_split(whole, module, plan, statistics)
-    rehearse(rule, model.weights)
+    personal = whole.personal_layers(model.layout)
+    if personal:
+        model = FlatModel(module, device, statistics, personal)
+    rule = whole.bind(model.shared) if whole.kind is RoundKind.FULL else bind_split(whole, module, plan, statistics)
+    rule = rule.for_clients(len(federation), plan.seed)
+    _refuse_statistics(rule, model)
+    rehearse(rule, model.weights[: model.shared.size], model.shared.personal)
     return Work(
         module,
         rule,
@@ -91,7 +96,17 @@ def bound(
         task=found.task,
         metrics=dict(metrics or {}),
         statistics=statistics,
+        personal=personal,
     )
+
+
+def _refuse_statistics(rule: Chain, model: FlatModel) -> None:
+    for link in rule.links:
+        if link.expects and model.shared_buffers:
+            raise ConfigError(
+                f"algorithm {link.name!r}: the model's batch norm sends running statistics of the clients' data "
+                "unprotected; model.norm = 'group' has none"
+            )
 
 
 def few_samples(federation: Federation, seed: int) -> Batch:
@@ -117,6 +132,12 @@ def _check_settings(whole: Chain, federation: Federation, plan: Plan) -> None:
         raise ConfigError(
             f"train.server_lr = {plan.server_lr!r}: {owner.name!r} owns the server step, only 1 is allowed"
         )
+    for link in whole.links:
+        if link.uniform and plan.weighting != "uniform":
+            raise ConfigError(
+                f"train.weighting = {plan.weighting!r}: {link.name!r} counts every client alike, "
+                "only 'uniform' is allowed"
+            )
     if plan.cohort is not None and plan.cohort > len(federation):
         raise ConfigError(f"train.cohort = {plan.cohort}: there are only {len(federation)} clients")
 

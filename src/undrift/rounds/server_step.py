@@ -19,6 +19,7 @@ from undrift.rounds.messages import Broadcast, Lost, Outcome
 from undrift.rounds.plan import batches
 from undrift.rounds.work import Work
 from undrift.rounds.worker import Worker
+from undrift.rules.chain import Chain
 from undrift.rules.rule import Owns, ServerAt
 
 
@@ -43,7 +44,8 @@ class Report:
     clients: list[int]
     lost: list[Lost]
     lr: float
-    train_loss: float
+    train_loss: float | None
+    """None: nobody took part."""
     bytes_down: int
     bytes_up: int
 
@@ -63,28 +65,47 @@ class Totals:
     bytes: int = 0
     kept: dict[int, Tree] = field(default_factory=dict)
     diverged: list[int] = field(default_factory=list)
+    each: list[dict[str, Tensor]] | None = None
+    """Every client's vectors, where a rule aggregates them itself; they are not summed then."""
 
     @staticmethod
-    def zero(broadcast: Broadcast, up: Tree) -> Totals:
+    def zero(broadcast: Broadcast, up: Tree, *, individual: bool = False) -> Totals:
         """Nothing yet, in the shapes of a round's tensors and of what clients send up."""
         zeros = {path: torch.zeros_like(leaf) for path, leaf in flatten(up).items()}
-        return Totals(torch.zeros_like(broadcast.x), torch.zeros_like(broadcast.buffers), unflatten(zeros, up))
+        return Totals(
+            torch.zeros_like(broadcast.x),
+            torch.zeros_like(broadcast.buffers),
+            unflatten(zeros, up),
+            each=[] if individual else None,
+        )
 
     def add(self, out: Outcome, weight: float) -> None:
         """Count one client in."""
-        self.delta.add_(out.delta, alpha=weight)
-        self.buffers.add_(out.buffers, alpha=weight)
-        sent = flatten(out.up)
-        for path, total in flatten(self.up).items():
-            total.add_(sent[path], alpha=weight)
+        if self.each is not None:
+            self.each.append({path: leaf.clone() for path, leaf in flatten(out.tree()).items()})
+        else:
+            self._sum(out, weight)
         self.weight += weight
         self.loss += float(out.loss) * out.visits
         self.visits += out.visits
         self.steps += out.steps
         self.clients += 1
-        self.bytes += nbytes(out.tree())
         if not (math.isfinite(float(out.loss)) and math.isfinite(float(out.delta.dot(out.delta)))):
             self.diverged.append(out.client)
+
+    def _sum(self, out: Outcome, weight: float) -> None:
+        self.delta.add_(out.delta, alpha=weight)
+        self.buffers.add_(out.buffers, alpha=weight)
+        sent = flatten(out.up)
+        for path, total in flatten(self.up).items():
+            total.add_(sent[path], alpha=weight)
+
+    def means(self, rule: Chain) -> tuple[Tensor, Tensor, Tree]:
+        """What a rule that aggregates individual vectors makes of ``delta``, ``buffers`` and ``up``."""
+        assert self.each is not None, "individual vectors were not kept"
+        found = rule.aggregate({path: torch.stack([one[path] for one in self.each]) for path in self.each[0]})
+        up = {path: found[f"up/{path}"] for path in flatten(self.up)}
+        return found["delta"], found["buffers"], unflatten(up, self.up)
 
     def refuse_diverged(self, round: int) -> None:
         """Stop a round in which a client's loss or update is not finite."""
@@ -93,6 +114,31 @@ class Totals:
                 f"round {round}: the loss or the update of client{'s' * (len(self.diverged) > 1)} "
                 f"{', '.join(map(str, self.diverged))} is not finite; a smaller train.lr may help"
             )
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """How many clients, of which weight, made how many steps and visited how many samples on average."""
+
+    weight: float
+    clients: int
+    steps: float
+    visits: float
+
+    @staticmethod
+    def of(totals: Totals) -> Drawn:
+        """Of those that were heard from."""
+        count = totals.clients
+        return Drawn(totals.weight, count, totals.steps / count, totals.visits / count)
+
+    @staticmethod
+    def expected(work: Work) -> Drawn:
+        """On average over all draws, clients weighing alike."""
+        plan, population = work.plan, len(work.federation)
+        cohort = min(plan.cohort or population, population)
+        sizes = [int(size) for size in work.federation.sizes]
+        steps, visits = (sum(map(count, sizes)) / population for count in (plan.steps, plan.visits))
+        return Drawn(float(cohort), cohort, steps, visits)
 
 
 class ServerStep:
@@ -104,31 +150,46 @@ class ServerStep:
         self.samples = int(work.federation.offsets[-1])
         owned = work.federation.central or work.rule.owner_of(Owns.SERVER_STEP) is not None
         self._rate = None if not owned else 1.0
+        self._releases = bool(work.rule.acting("release"))
+        self._expected = Drawn.expected(work) if work.rule.expects else None
 
     def at(self, broadcast: Broadcast, totals: Totals, server: Server) -> ServerAt:
         """What the server's hooks are given after these clients were heard from."""
         plan, federation = self.work.plan, self.work.federation
-        up = {path: leaf / self.total_weight for path, leaf in flatten(totals.up).items()}
-        buffers = totals.buffers / totals.weight
+        drawn = self._expected or Drawn.of(totals)
+        delta, buffers, up = self._means(broadcast, totals, drawn)
         return ServerAt(
             x=broadcast.x,
             state=server.state,
-            up=unflatten(up, totals.up),
-            delta=totals.delta / totals.weight,
-            share=totals.weight / self.total_weight,
+            up=up,
+            delta=delta,
+            share=drawn.weight / self.total_weight,
             lr=broadcast.lr,
-            server_lr=plan.step_size(totals.clients) if self._rate is None else self._rate,
+            server_lr=plan.step_size(drawn.clients) if self._rate is None else self._rate,
             round=broadcast.round,
             rounds=plan.rounds,
             population=len(federation),
             samples=self.samples,
-            mean_steps=totals.steps / totals.clients,
-            mean_visits=totals.visits / totals.clients,
+            mean_steps=drawn.steps,
+            mean_visits=drawn.visits,
             batch_size=plan.batch_size,
             server_samples=0 if federation.server is None else len(federation.server),
-            learn=Learner(self.work, self.worker, broadcast.round, buffers),
+            learn=Learner(self.work, self.worker, broadcast.round, buffers, server.x[len(broadcast.x) :]),
             random=HookRandom(plan.seed, broadcast.round),
         )
+
+    def _means(self, broadcast: Broadcast, totals: Totals, drawn: Drawn) -> tuple[Tensor, Tensor, Tree]:
+        """The mean update and statistics, and what came up, summed with the population weights."""
+        rule = self.work.rule
+        if totals.each is not None:
+            delta, buffers, mean = totals.means(rule)
+            share = drawn.weight / self.total_weight
+            return delta, buffers, unflatten({path: leaf * share for path, leaf in flatten(mean).items()}, mean)
+        sums: Tree = {"delta": totals.delta, "up": totals.up}
+        if self._releases:
+            sums = rule.release(sums, HookRandom(self.work.plan.seed, broadcast.round))
+        up = {path: leaf / self.total_weight for path, leaf in flatten(sums["up"]).items()}
+        return sums["delta"] / drawn.weight, totals.buffers / drawn.weight, unflatten(up, totals.up)
 
     def step(self, at: ServerAt) -> tuple[Tensor, Tree]:
         """The model after the server step, and the rule's new memory."""
@@ -144,7 +205,7 @@ class ServerStep:
         return x
 
 
-@dataclass(frozen=True)
+@dataclass
 class Learner:
     """Server learning in one round: local SGD on the server's data, with the cohort's running statistics."""
 
@@ -152,6 +213,8 @@ class Learner:
     worker: Worker
     round: int
     buffers: Tensor
+    own: Tensor
+    """The server's own layers, where clients have layers of their own; they learn too, and stay here."""
 
     def __call__(
         self, start: Tensor, lr: float, *, epochs: int | None = None, steps: int | None = None, batch_size: int = 0
@@ -161,7 +224,10 @@ class Learner:
         assert data is not None, "server learning is checked to have data before the run"
         order = batches(len(data), batch_size, epochs or 1, steps, stream(seed, "server-order", self.round))
         with self.worker.clock("server learning"):
-            return self.worker.learn(start, self.buffers, data, lr, order, self.round)
+            whole = torch.cat([start, self.own]) if len(self.own) else start
+            learnt = self.worker.learn(whole, self.buffers, data, lr, order, self.round)
+        self.own = learnt[len(start) :]
+        return learnt[: len(start)]
 
 
 class SharedData:
@@ -171,10 +237,10 @@ class SharedData:
         self.work = work
         self._informed: set[int] = set()
 
-    def skip(self, round: int) -> None:
-        """An earlier part of this run made this round."""
+    def skip(self, cohort: list[int]) -> None:
+        """An earlier part of this run made a round with these clients."""
         if self.work.federation.shared_bytes:
-            self._informed.update(self.work.plan.cohort_of(round, len(self.work.federation)))
+            self._informed.update(cohort)
 
     def bytes_down(self, cohort: list[int]) -> int:
         """What sending it to those of a cohort that do not have it yet costs."""

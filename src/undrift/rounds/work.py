@@ -32,10 +32,12 @@ class Work:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     statistics: frozenset[str] | None = None
     """Buffers that training changes, and that are averaged with the weights; None: all floating ones."""
+    personal: tuple[str, ...] = ()
+    """Parameters that never leave a client."""
 
     def flat_model(self) -> FlatModel:
         """A model of one's own to train."""
-        return FlatModel(self.module, self.device, self.statistics)
+        return FlatModel(self.module, self.device, self.statistics, self.personal)
 
     def evaluated(self) -> dict[str, Samples]:
         """The data that the server model is evaluated on, by name."""

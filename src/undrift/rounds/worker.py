@@ -16,12 +16,13 @@ from torch import Tensor
 from undrift.core.clock import Clock
 from undrift.core.nested import Nested, call, length, map_leaves
 from undrift.core.streams import HookRandom, torch_seed
-from undrift.core.tree import Tree, clone, flatten
+from undrift.core.tree import Tree, clone, copy_into, flatten
 from undrift.data.augment import flip_crop
 from undrift.data.samples import Batch, Indices, Samples, Visit
 from undrift.rounds.device import Place
 from undrift.rounds.evaluation import CHUNK, Piece, Score
-from undrift.rounds.messages import Broadcast, ClientTask, Outcome
+from undrift.rounds.features import BatchFeatures
+from undrift.rounds.messages import Broadcast, ClientTask, Messages, Outcome
 from undrift.rounds.work import Work
 from undrift.rules.rule import ClientAt
 
@@ -36,6 +37,12 @@ class Worker:
         self.work = work
         self.model = work.flat_model()
         self.model.mode(training=True)
+        size, held = self.model.shared.size, self.model.shared_buffers
+        self.weights, self.buffers = self.model.weights[:size], self.model.buffers[:held]
+        """What rules see, and what is sent: all but the layers that never leave a client."""
+        self.own: Tree = {"layers": self.model.weights[size:], "buffers": self.model.buffers[held:]}
+        self.first_own = clone(self.own) if work.personal else {}
+        self.features = BatchFeatures(work, self.model) if work.rule.acting("loss") else None
         self.clock = Clock(work.profile)
         self.place = Place(work.device)
         self.pool = self.place.hold(work.federation.pool)
@@ -45,14 +52,17 @@ class Worker:
 
         ``delta``: where to put the update, for engines that have a place for it.
         """
-        rule, y, client, round = self.work.rule, self.model.weights, task.client, broadcast.round
+        rule, y, client, round = self.work.rule, self.weights, task.client, broadcast.round
         index = self.work.federation.rows(client)
         noise = torch_seed(self.work.plan.seed, "noise", round, client)
         with self.place.drawn_from(
             noise + 1
         ):  # hooks that draw from the default generator: numbers of this client's own
-            at = self.open_client(broadcast, task, self.work.plan.steps(len(index)))
             self.model.load(broadcast.x, broadcast.buffers)
+            copy_into(self.first_own, self.own)
+            at = self.open_client(broadcast, task, self.work.plan.steps(len(index)))
+            if self.features is not None:
+                self.features.open(broadcast.buffers, self.own)
             loss, visits = self.place.mean(), 0
             self.model.mode(training=True)
             self.place.seed(noise)
@@ -67,8 +77,17 @@ class Worker:
             self.place.seed(noise + 2)
             with self.clock("rule"):
                 up, kept = (_own(tree, delta) for tree in rule.up(delta, at))
-        buffers = self.model.buffers.clone()
-        return Outcome(client, delta, buffers, up, kept, loss.value(), visits, at.steps)
+                sent: Tree = {"delta": delta, "up": up}
+                if rule.encoders:
+                    sent, more = rule.encode(sent, at)
+                    kept |= {name: kept[name] | own for name, own in more.items()}
+        return Outcome(
+            client, sent["delta"], self.buffers.clone(), sent["up"], kept, loss.value(), visits, at.steps
+        )  # fmt: skip
+
+    def messages(self, *, aligned: bool = True) -> Messages:
+        """How the messages of this run lie in vectors; not ``aligned``: without gaps, as they are sent."""
+        return Messages.of(self.work.rule, self.weights, self.buffers, self.model.shared.personal, aligned=aligned)
 
     def open_client(
         self, broadcast: Broadcast, task: ClientTask, steps: int, gradient: Callable[[], Tensor] | None = None
@@ -84,6 +103,7 @@ class Worker:
             broadcast.round,
             gradient or (lambda: self.full_gradient(broadcast.x, broadcast.buffers, index)),
             HookRandom(self.work.plan.seed, broadcast.round, task.client),
+            own=self.own,
         )
         with self.clock("rule"):
             at.local = self.work.rule.start(at)
@@ -110,7 +130,7 @@ class Worker:
         with self.place.drawn_from(torch_seed(self.work.plan.seed, "server-noise", noise)):
             for inputs, targets in data.batches(everything, order, visit):
                 self._step(*self.place.moved((inputs, targets)), lr, None, "server learning")
-        return self.model.weights.clone()
+        return self.model.weights[: len(start)].clone()
 
     def full_gradient(self, weights: Tensor, buffers: Tensor, index: Indices, *, decay: bool = True) -> Tensor:
         """The full-batch gradient of a client's mean loss, in evaluation mode (streamed over its data)."""
@@ -127,10 +147,20 @@ class Worker:
                 chunk = index[start : start + CHUNK]
                 self.model.grad.zero_()
                 self._loss(*self.place.moved(data.take(chunk, Visit(self.work.plan.seed)))).backward()  # type: ignore[no-untyped-call]
-                total.add_(self.model.grad, alpha=len(chunk) / len(index))
+                total.add_(self.model.grad[: len(total)], alpha=len(chunk) / len(index))
         if decay:
             total.add_(weights, alpha=self.work.plan.weight_decay)
         return total
+
+    def mean_loss(self, weights: Tensor, buffers: Tensor, index: Indices) -> float:
+        """The mean loss on rows of the clients' data, in evaluation mode."""
+        total = 0.0
+        with self.loaded(weights, buffers), self.evaluating(), torch.inference_mode():
+            for start in range(0, len(index), CHUNK):
+                chunk = index[start : start + CHUNK]
+                batch = self.place.moved(self.pool.take(chunk, Visit(self.work.plan.seed)))
+                total += float(self._loss(*batch)) * len(chunk)
+        return total / len(index)
 
     @contextlib.contextmanager
     def loaded(self, weights: Tensor, buffers: Tensor) -> Iterator[None]:
@@ -177,12 +207,15 @@ class Worker:
         """One SGD step on a batch's mean loss; ``at``: let the rule change the gradient. Returns the loss."""
         with self.clock(part):
             loss = self._loss(inputs, targets)
+            if at is not None and self.features is not None:
+                self.features.inputs = inputs
+                loss = self.work.rule.loss(loss, self.features, at)
             gradient = self.model.differentiate(loss)
         rule, decay, y = self.work.rule, self.work.plan.weight_decay, self.model.weights
         if not decay and (at is None or not rule.corrects):
             if at is not None:
                 with self.clock("rule"):
-                    rule.push(y, at, -lr)
+                    rule.push(self.weights, at, -lr)
             self.model.descend(gradient, lr)
             return loss
         g = self.model.flat(gradient)
@@ -190,7 +223,7 @@ class Worker:
             g.add_(y, alpha=decay)
         if at is not None:
             with self.clock("rule"):
-                rule.gradient(g, y, at)
+                rule.gradient(g[: len(self.weights)], self.weights, at)
         y.sub_(g, alpha=lr)
         return loss
 

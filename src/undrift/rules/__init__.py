@@ -9,12 +9,21 @@ from undrift.core.plugins import own, place_of
 from undrift.core.trouble import describe
 from undrift.core.words import nearest
 from undrift.errors import ConfigError
+from undrift.rules.attack import attack
 from undrift.rules.chain import Chain, chain
+from undrift.rules.choice import Choice
+from undrift.rules.compress import TopK, quantise
 from undrift.rules.data import Centralised, Ds
 from undrift.rules.feddyn import FedDyn
+from undrift.rules.fednova import fednova
+from undrift.rules.fedopt import FedOpt, fedavgm
 from undrift.rules.fedprox import FedProx
 from undrift.rules.fsl import Fsl
 from undrift.rules.momentum import FedAdc, SlowMo
+from undrift.rules.moon import Moon
+from undrift.rules.personal import personal
+from undrift.rules.privacy import Dp
+from undrift.rules.robust import Clip, Krum, Median, Trimmed
 from undrift.rules.rule import FedAvg, Rule
 from undrift.rules.scaffold import Scaffold, fedpvr
 from undrift.rules.split import MiniBatchSfl, SflV1, SflV2
@@ -22,23 +31,37 @@ from undrift.rules.split import MiniBatchSfl, SflV1, SflV2
 __all__ = [
     "RULES",
     "Centralised",
+    "Choice",
+    "Clip",
+    "Dp",
     "Ds",
     "FedAdc",
     "FedAvg",
     "FedDyn",
+    "FedOpt",
     "FedProx",
     "Fsl",
+    "Krum",
+    "Median",
     "MiniBatchSfl",
+    "Moon",
     "Scaffold",
     "SflV1",
     "SflV2",
     "SlowMo",
+    "TopK",
+    "Trimmed",
     "algorithm",
+    "attack",
+    "fedavgm",
+    "fednova",
     "fedpvr",
     "key_of",
     "maker_of",
     "named",
     "parts_of",
+    "personal",
+    "quantise",
 ]
 
 RULES: dict[str, Callable[..., Rule]] = {
@@ -51,6 +74,19 @@ RULES: dict[str, Callable[..., Rule]] = {
     "fedadc": FedAdc,
     "fsl": Fsl,
     "ds": Ds,
+    "fedopt": FedOpt,
+    "fedavgm": fedavgm,
+    "fednova": fednova,
+    "moon": Moon,
+    "personal": personal,
+    "dp": Dp,
+    "topk": TopK,
+    "quantise": quantise,
+    "median": Median,
+    "trimmed": Trimmed,
+    "krum": Krum,
+    "clip": Clip,
+    "choice": Choice,
     "centralised": Centralised,
     "sfl-v1": SflV1,
     "sfl-v2": SflV2,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 from torch import Tensor
 
+from undrift.core.streams import HookRandom
 from undrift.core.tree import Tree
 from undrift.core.vector import Layout
 from undrift.data.federation import Federation
 from undrift.errors import ConfigError
-from undrift.rules.rule import ClientAt, FedAvg, Owns, RoundKind, Rule, ServerAt
+from undrift.rules.rule import ClientAt, DrawAt, Features, FedAvg, Owns, RoundKind, Rule, ServerAt, overrides
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,59 @@ class Chain(Rule):
     def bind(self, layout: Layout) -> Chain:
         return Chain(tuple(link.bind(layout) for link in self.links))
 
+    def for_clients(self, population: int, seed: int) -> Chain:
+        return Chain(tuple(link.for_clients(population, seed) for link in self.links))
+
+    def facts(self) -> dict[str, Any]:
+        return {key: value for link in self.links for key, value in link.facts().items()}
+
     def federate(self, federation: Federation, seed: int) -> Federation:
         for link in self.links:
             federation = link.federate(federation, seed)
         return federation
+
+    def acting(self, hook: str) -> tuple[Rule, ...]:
+        """The links that fill a hook in."""
+        return tuple(link for link in self.links if overrides(link, hook))
+
+    @cached_property
+    def encoders(self) -> tuple[Rule, ...]:
+        """The links that change what is sent."""
+        return self.acting("encode")
+
+    @cached_property
+    def receivers(self) -> tuple[Rule, ...]:
+        """The links that look at every client's update."""
+        return self.acting("receive")
+
+    @property
+    def uniform(self) -> bool:  # type: ignore[override]
+        """Whether clients must weigh alike."""
+        return any(link.uniform for link in self.links)
+
+    @cached_property
+    def expects(self) -> bool:  # type: ignore[override]
+        """Whether what depends on who was drawn is replaced by its expectation."""
+        return any(link.expects for link in self.links)
+
+    def personal_layers(self, layout: Layout) -> tuple[str, ...]:
+        return tuple(name for link in self.links for name in link.personal_layers(layout))
+
+    def draw(self, at: DrawAt) -> list[int] | None:
+        for link in self.acting("draw"):
+            return link.draw(self.draw_view(link, at))
+        return None
+
+    def ends(self, round: int, at: DrawAt) -> bool:
+        return any(link.ends(round, self.draw_view(link, at)) for link in self.links)
+
+    def report(self, round: int, at: DrawAt) -> dict[str, Any]:
+        return {key: value for link in self.links for key, value in link.report(round, at).items()}
+
+    @staticmethod
+    def draw_view(link: Rule, at: DrawAt) -> DrawAt:
+        """What a link is given when clients are drawn: its own random numbers."""
+        return replace(at, random=replace(at.random, rule=link.name))
 
     @cached_property
     def corrects(self) -> bool:
@@ -83,6 +134,11 @@ class Chain(Rule):
         for link in self.links:
             link.push(v, at.local[link.name], scale)
 
+    def loss(self, loss: Tensor, features: Features, at: ClientAt) -> Tensor:
+        for link in self.links:
+            loss = link.loss(loss, features, at.local[link.name])
+        return loss
+
     def gradient(self, g: Tensor, y: Tensor, at: ClientAt) -> None:
         for link in self.links:
             link.gradient(g, y, at.local[link.name])
@@ -90,6 +146,35 @@ class Chain(Rule):
     def up(self, delta: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
         both = {link.name: link.up(delta, at.local[link.name]) for link in self.links}
         return {name: sent for name, (sent, _) in both.items()}, {name: kept for name, (_, kept) in both.items()}
+
+    def encode(self, sent: Tree, at: ClientAt) -> tuple[Tree, Tree]:
+        forms: tuple[Tree, ...] = ()
+        kept = {}
+        for link in self.encoders:
+            view = replace(at.local[link.name], decoded=partial(self.undone, forms=forms))
+            forms = (*forms, sent)
+            sent, kept[link.name] = link.encode(sent, view)
+        return sent, kept
+
+    def undone(self, sent: Tree, forms: tuple[Tree, ...]) -> Tree:
+        """What was given to the first of the encoders; ``forms``: what each of the first ones was given looks like."""
+        for link, like in reversed(list(zip(self.encoders, forms, strict=False))):
+            sent = link.decode(sent, like)
+        return sent
+
+    def receive(self, sent: Tree) -> Tree:
+        for link in self.receivers:
+            sent = link.receive(sent)
+        return sent
+
+    def aggregate(self, stacks: dict[str, Tensor]) -> dict[str, Tensor]:
+        (owner,) = self.acting("aggregate")
+        return owner.aggregate(stacks)
+
+    def release(self, sums: Tree, random: HookRandom) -> Tree:
+        for link in self.acting("release"):
+            sums = link.release(sums, replace(random, rule=link.name))
+        return sums
 
     def mean(self, delta: Tensor, at: ServerAt) -> Tensor:
         for link in self.links:
@@ -119,7 +204,7 @@ def chain(*rules: Rule) -> Chain:
     for position, link in enumerate(links):
         for earlier in links[:position]:
             _refuse_clash(earlier, link)
-    return Chain(links)
+    return Chain(tuple(link.among(links) for link in links))
 
 
 def _refuse_clash(first: Rule, second: Rule) -> None:
@@ -132,3 +217,5 @@ def _refuse_clash(first: Rule, second: Rule) -> None:
             )
     if clash := sorted(what.value for what in first.owns & second.owns):
         raise ConfigError(f"algorithm: {first.name!r} and {second.name!r} cannot be combined: both own {clash[0]}")
+    if reason := first.clash(second, first=True) or second.clash(first, first=False):
+        raise ConfigError(f"algorithm: {first.name!r} and {second.name!r} cannot be combined: {reason}")

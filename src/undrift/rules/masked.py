@@ -14,7 +14,7 @@ from undrift.core.vector import Layout
 from undrift.data.federation import Federation
 from undrift.errors import ConfigError
 from undrift.rules.chain import links_of
-from undrift.rules.rule import ClientAt, Owns, Rule, ServerAt, overrides
+from undrift.rules.rule import WHOLE_MODELS, ClientAt, Owns, Rule, ServerAt, overrides
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def masked(rule: Rule, layers: int | Sequence[str], name: str = "") -> Masked:
             raise ConfigError(
                 f"masked: {link.name!r} already says what it acts on, so it cannot be kept to some layers"
             )
-        if any(overrides(link, hook) for hook in ("federate", "mean", "after")):
+        if any(overrides(link, hook) for hook in ("federate", "mean", "after", *WHOLE_MODELS)):
             raise ConfigError(
                 f"masked: {link.name!r} acts on data or whole models, so it cannot be kept to some layers"
             )

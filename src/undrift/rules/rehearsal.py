@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from undrift.core.tree import Tree, clone, flatten
 from undrift.core.trouble import describe
 from undrift.errors import ConfigError, RunError, UndriftError
 from undrift.rules.chain import Chain
-from undrift.rules.rule import ClientAt, Rule, ServerAt
+from undrift.rules.rule import ClientAt, Rule, ServerAt, overrides
 
 
 @dataclass(frozen=True)
@@ -33,24 +34,53 @@ class Rehearsed:
     kept: Tree
     asks_full_gradient: bool
     """Whether clients compute full-batch gradients."""
+    sent: Tree
+    """Update and messages as they are sent."""
+    forms: tuple[Tree, ...] = ()
+    """What each of the links that encode was given."""
 
 
-def rehearse(rule: Chain, x: Tensor) -> Rehearsed:
-    """Call every hook of every link once, on copies; ``x`` is a model as the hooks will see it."""
+def rehearse(rule: Chain, x: Tensor, personal: tuple[int, int] = (0, 0)) -> Rehearsed:
+    """Call every hook of every link once, on copies; ``x`` is a model as the hooks will see it.
+
+    ``personal``: how many weights and buffers are in layers that never leave a client.
+    """
     with torch.random.fork_rng(devices=[]):  # a hook may draw from the default generator
-        parts = {link.name: _Rehearsal(link, x).go() for link in rule.links}
+        rehearsals = {link.name: _Rehearsal(link, x, personal) for link in rule.links}
+        parts = {name: one.go() for name, one in rehearsals.items()}
+        sent: Tree = {"delta": torch.zeros_like(x), "up": {name: part.up for name, part in parts.items()}}
+        forms: tuple[Tree, ...] = ()
+        for link in rule.encoders:
+            decoded = partial(rule.undone, forms=forms)
+            forms = (*forms, sent)
+            sent = rehearsals[link.name].encode(sent, decoded)
+        for link in rule.receivers:
+            rehearsals[link.name].form("receive", forms[0] if forms else sent)
     return Rehearsed(
         {name: part.state for name, part in parts.items()},
         {name: part.down for name, part in parts.items()},
         {name: part.up for name, part in parts.items()},
         {name: part.kept for name, part in parts.items()},
         any(part.asks_full_gradient for part in parts.values()),
+        sent,
+        forms,
     )
 
 
+class _Batch:
+    """Features of two samples, for links that look at them."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.own = torch.ones(2, 3, dtype=x.dtype, device=x.device)
+
+    def of(self, weights: Tensor) -> Tensor:
+        return self.own
+
+
 class _Rehearsal:
-    def __init__(self, link: Rule, x: Tensor) -> None:
+    def __init__(self, link: Rule, x: Tensor, personal: tuple[int, int]) -> None:
         self.link, self.x = link, x
+        self.own: Tree = {name: x.new_zeros(size) for name, size in zip(("layers", "buffers"), personal, strict=True)}
         self.asked = False
 
     def go(self) -> Rehearsed:
@@ -63,15 +93,37 @@ class _Rehearsal:
             down = self._tree("down", self._call("down", state, 1))
         state, down, kept = clone(state), clone(down), clone(kept)  # they may share memory with each other
         random = HookRandom(0, 1, 0, self.link.name)
-        at = ClientAt(self.x.clone(), clone(down), clone(kept), 1.0, 1, 1, self._full_gradient, random)
+        at = ClientAt(self.x.clone(), clone(down), clone(kept), 1.0, 1, 1, self._full_gradient, random, own=self.own)
+        self.at, self.kept = at, kept
         with self._unchanged("start", lambda: {"x": at.x, "down": at.down, "kept": at.kept}):
             at.local = self._call("start", at)
         up = self._client_steps(at, kept)
         self._server_steps(state, up)
-        return Rehearsed(state, down, up, kept, self.asked)
+        return Rehearsed(state, down, up, kept, self.asked, {})
+
+    def encode(self, sent: Tree, decoded: Callable[[Tree], Tree]) -> Tree:
+        """What is sent instead of ``sent``; what the server makes of it must have the form of ``sent``."""
+        at = replace(self.at, decoded=decoded)
+        with self._unchanged("encode", lambda: {"sent": sent, "kept": at.kept}):
+            both = self._call("encode", clone(sent), at)
+        if not isinstance(both, tuple) or len(both) != 2:
+            raise self._wrong("encode", f"must return what is sent and what is kept, not {type(both).__name__}")
+        for path, leaf in flatten(both[0]).items():
+            if not isinstance(leaf, Tensor):
+                raise self._wrong("encode", f"gives {path} = {leaf!r}; only tensors can be sent")
+        self._same("encode", "what a client keeps", self.kept, self.new | self._tree("encode", both[1]))
+        self._same("decode", "what is sent", sent, self._call("decode", clone(both[0]), sent))
+        sent_instead: Tree = both[0]
+        return sent_instead
+
+    def form(self, hook: str, sent: Tree) -> None:
+        """A hook that must give something of the form that it was given."""
+        self._same(hook, "what is sent", sent, self._call(hook, clone(sent)))
 
     def _client_steps(self, at: ClientAt, kept: Tree) -> Tree:
         y, g, given = self.x.clone(), torch.zeros_like(self.x), {"x": at.x, "down": at.down, "kept": at.kept}
+        if not isinstance(self._call("loss", g.sum(), _Batch(self.x), at), Tensor):
+            raise self._wrong("loss", "must return the loss")
         for hook, arguments in (("shift", (y, at)), ("push", (g, at, 1.0)), ("gradient", (g, y, at))):
             with self._unchanged(hook, lambda: given):
                 if self._call(hook, *arguments) is not None:
@@ -81,8 +133,9 @@ class _Rehearsal:
             both = self._call("up", delta, at)
         if not isinstance(both, tuple) or len(both) != 2:
             raise self._wrong("up", f"must return what is sent and what is kept, not {type(both).__name__}")
-        up, new = (self._tree("up", tree) for tree in both)
-        self._same("up", "what a client keeps", kept, new)
+        up, self.new = (self._tree("up", tree) for tree in both)
+        if not overrides(self.link, "encode"):  # which may have more to keep
+            self._same("up", "what a client keeps", kept, self.new)
         return up
 
     def _server_steps(self, state: Tree, up: Tree) -> None:

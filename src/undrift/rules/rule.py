@@ -5,18 +5,26 @@ given. FedAvg is the rule without hooks. The places, in the order of a round:
 
 ===============  ==========================================================================
 ``federate``     before round 1: what data a client has
+``draw``         who takes part in the round
 ``down``         what goes down with the model
 ``start``        at the client, once before its steps: what the steps need again and again
 ``shift``        where the gradient is taken (moves ``y`` in place)
 ``push``         a vector added to every gradient of the round
+``loss``         the loss of a batch, with the model's features
 ``gradient``     the gradient (changed in place), where it takes more than a push
 ``up``           what comes up with the update, what stays at the client
+``encode``       what a client sends instead of its update and messages, in its true size
+``decode``       the same at the server, undone
+``receive``      one client's update and messages as the server takes them
+``aggregate``    the cohort's mean from its individual updates and messages, instead of the weighted mean
+``release``      the cohort's sums before anything else sees them
 ``mean``         the cohort's mean update, where somebody else is to be counted in
 ``server``       the server step: from the mean update to the step that is taken
 ``after``        after the server step
 ===============  ==========================================================================
 
-State and messages are plain dictionaries of tensors; a chain keeps each link's under the link's name.
+State and messages are plain dictionaries of tensors; a chain keeps each link's under the link's name. Layers that never
+leave a client are no hook: where a rule names some (``personal_layers``), all others see the model without them.
 """
 
 from __future__ import annotations
@@ -26,7 +34,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from undrift.core.streams import HookRandom
@@ -41,18 +51,28 @@ if TYPE_CHECKING:
 HOOKS = (
     "bind",
     "federate",
+    "draw",
     "init_server",
     "init_client",
     "down",
     "start",
     "shift",
     "push",
+    "loss",
     "gradient",
     "up",
+    "encode",
+    "decode",
+    "receive",
+    "aggregate",
+    "release",
     "mean",
     "server",
     "after",
 )
+
+WHOLE_MODELS = ("personal_layers", "draw", "loss", "encode", "receive", "aggregate", "release")
+"""What only rounds of whole models can honour, on all layers."""
 
 
 class Owns(enum.Enum):
@@ -61,6 +81,8 @@ class Owns(enum.Enum):
     SERVER_STEP = "the server step"
     CLIENT_CORRECTION = "the correction of client gradients"
     CLIENT_DATA = "the clients' data"
+    COHORT = "who takes part"
+    AGGREGATE = "how updates are aggregated"
     ROUND_KIND = "the kind of round"
     EVERYTHING = "everything"
 
@@ -70,6 +92,37 @@ class RoundKind(enum.Enum):
 
     FULL = "whole models"
     SPLIT = "split models"
+
+
+@dataclass(frozen=True)
+class DrawAt:
+    """What is known when the clients of a round are drawn."""
+
+    round: int
+    population: int
+    """``N``."""
+    cohort: int
+    """``S``: how many clients are wanted (on average)."""
+    sizes: NDArray[np.int64]
+    """Every client's number of samples."""
+    losses: Callable[[list[int]], list[float]]
+    """Some clients' mean losses at the server model: a pass over their data."""
+    random: HookRandom
+
+    def generator(self, purpose: str = "") -> torch.Generator:
+        """Random numbers of this rule's own for a purpose, in this round."""
+        return self.random.generator(purpose)
+
+
+class Features(Protocol):
+    """What a layer gives for the batch at hand."""
+
+    own: Tensor
+    """For the model that is trained, one row for each sample; gradients flow through it."""
+
+    def of(self, weights: Tensor) -> Tensor:
+        """The same for a model with other weights, in evaluation mode, with the server's running statistics."""
+        ...
 
 
 @dataclass
@@ -92,6 +145,10 @@ class ClientAt:
     random: HookRandom
     local: Tree = field(default_factory=dict)
     """What this rule's ``start`` returned."""
+    own: Tree = field(default_factory=dict)
+    """Layers that never leave this client, as they are in its model now (``layers``, ``buffers``)."""
+    decoded: Callable[[Tree], Tree] = lambda sent: sent
+    """In ``encode``: what the server makes of what the links before have encoded."""
 
     def generator(self, purpose: str = "") -> torch.Generator:
         """Random numbers of this rule's own for a purpose, at this client in this round, whoever carries it out."""
@@ -163,6 +220,10 @@ class Rule:
     needs_server_data: bool = False
     tracked: bool = False
     """True: every client of the population follows the server by a broadcast instead of a download."""
+    uniform: bool = False
+    """True: clients must weigh alike."""
+    expects: bool = False
+    """True: what depends on who was drawn (share, number of clients, mean steps) is replaced by its expectation."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -174,9 +235,44 @@ class Rule:
         """The same rule for a model of this layout; refuses what does not fit."""
         return self
 
+    def for_clients(self, population: int, seed: int) -> Rule:
+        """The same rule for so many clients."""
+        return self
+
+    def facts(self) -> dict[str, Any]:
+        """What is added to a run's summary."""
+        return {}
+
     def federate(self, federation: Federation, seed: int) -> Federation:
         """The federation as this rule wants it before round 1."""
         return federation
+
+    def clash(self, other: Rule, *, first: bool) -> str | None:
+        """Why the rule cannot go with another one, if it cannot; ``first``: it stands before the other."""
+        return None
+
+    def among(self, others: tuple[Rule, ...]) -> Rule:
+        """The same rule in a chain with these others."""
+        return self
+
+    def personal_layers(self, layout: Layout) -> tuple[str, ...]:
+        """Names of the parameters that never leave a client."""
+        return ()
+
+    def restore(self, kept: Tree, own: Tree) -> None:
+        """Put the layers that a client kept into its model (``own``: ``layers`` and ``buffers``)."""
+
+    def draw(self, at: DrawAt) -> list[int] | None:
+        """The clients that take part in a round; None: as every algorithm draws them."""
+        return None
+
+    def ends(self, round: int, at: DrawAt) -> bool:
+        """Whether the run must end before this round."""
+        return False
+
+    def report(self, round: int, at: DrawAt) -> dict[str, Any]:
+        """What is added to the record of an evaluated round."""
+        return {}
 
     def init_server(self, x: Tensor) -> Tree:
         """The server's memory before round 1."""
@@ -203,6 +299,13 @@ class Rule:
         Where no link needs more, steps are taken without gathering the gradient in one vector first.
         """
 
+    feature_layer: str | None = None
+    """Where a rule has a ``loss``: the layer whose output are the features; None: the input of the last layer."""
+
+    def loss(self, loss: Tensor, features: Features, at: ClientAt) -> Tensor:
+        """The loss of a batch, from the one that the task gives."""
+        return loss
+
     def gradient(self, g: Tensor, y: Tensor, at: ClientAt) -> None:
         """Change the gradient in place."""
         self.push(g, at, 1.0)
@@ -215,6 +318,29 @@ class Rule:
     def up(self, delta: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
         """What is sent with the update ``delta = y_i - x``, and what the client keeps."""
         return {}, {}
+
+    def encode(self, sent: Tree, at: ClientAt) -> tuple[Tree, Tree]:
+        """What is sent instead of ``sent`` (``delta`` and every link's ``up``), and what the client keeps besides.
+
+        Encodings of numbers must be linear in the floating tensors that they send.
+        """
+        return sent, {}
+
+    def decode(self, sent: Tree, like: Tree) -> Tree:
+        """What ``encode`` was given, as far as it can be had back from what it sent; ``like``: its form."""
+        return sent
+
+    def receive(self, sent: Tree) -> Tree:
+        """One client's ``delta`` and ``up``, decoded, as they are to count."""
+        return sent
+
+    def aggregate(self, stacks: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The cohort's mean of every vector (``delta``, ``buffers``, ``up/...``) from a stack of the clients' ones."""
+        return {path: stack.mean(0) for path, stack in stacks.items()}
+
+    def release(self, sums: Tree, random: HookRandom) -> Tree:
+        """The cohort's sums of ``delta`` and ``up`` as the server may see them."""
+        return sums
 
     def mean(self, delta: Tensor, at: ServerAt) -> Tensor:
         """The mean update that the server step starts from."""

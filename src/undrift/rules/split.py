@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 
 from undrift.core.schedule import Kind, Schedule
 from undrift.errors import ConfigError
-from undrift.rules.rule import Owns, RoundKind, Rule
+from undrift.rules.rule import WHOLE_MODELS, Owns, RoundKind, Rule, overrides
 
 Turns = Iterator[tuple[int, ...]]
 
@@ -91,6 +91,11 @@ class Split(Rule):
             raise ConfigError(f"{self.name}.sync_steps = {self.sync_steps}: must be at least 1")
         if not 0 <= self.smashed_noise < math.inf:
             raise ConfigError(f"{self.name}.smashed_noise = {self.smashed_noise}: must not be negative")
+
+    def clash(self, other: Rule, *, first: bool) -> str | None:
+        if any(overrides(other, hook) for hook in WHOLE_MODELS):
+            return "split rounds have no place for what acts on whole models and their updates"
+        return None
 
     @property
     def alternates(self) -> bool:

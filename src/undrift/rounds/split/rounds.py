@@ -51,9 +51,9 @@ class SplitRounds:
         if algorithm.whole and not rehearse(work.rule, worker.model.weights).asks_full_gradient:
             self.full = FullRounds(work, engine, states, worker, observers)
 
-    def skip(self, round: int) -> None:
-        """Note what an earlier part of this run did in a round (who has been sent shared data)."""
-        (self.full or self.shared_data).skip(round)
+    def skip(self, cohort: list[int]) -> None:
+        """Note who took part in a round that an earlier part of this run made (and has been sent shared data)."""
+        (self.full or self.shared_data).skip(cohort)
 
     def run(self, round: int, server: Server) -> tuple[Server, Report]:
         """One round; what clients keep is changed only if it succeeds."""

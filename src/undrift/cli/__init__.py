@@ -18,6 +18,7 @@ from undrift.cli.diagnose import diagnose
 from undrift.cli.options import InterruptedRunError
 from undrift.cli.plot import plot
 from undrift.cli.recipes import recipes, reproduce_, results_
+from undrift.cli.report import report
 from undrift.cli.run import run
 from undrift.core.version import VERSION
 from undrift.errors import InputError, UndriftError
@@ -34,6 +35,7 @@ app.command()(demo)
 app.command()(run)
 app.command()(compare)
 app.command()(diagnose)
+app.command()(report)
 app.command()(plot)
 app.command()(conformal)
 app.command()(cuts)

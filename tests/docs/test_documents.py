@@ -36,8 +36,8 @@ def named(path: Path) -> str:
 
 def configurations(text: str) -> dict[str, str]:
     """Files that a document shows: under their names, or the first one as experiment.toml."""
-    files = dict(FILE.findall(text))
-    return files or {"experiment.toml": found for found in TOML.findall(text)[:1]}
+    files, unnamed = dict(FILE.findall(text)), TOML.findall(text)
+    return files or ({"experiment.toml": unnamed[0]} if unnamed else {})
 
 
 def run_command(command: str) -> None:

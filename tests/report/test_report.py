@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,13 @@ def test_a_live_page_answers_this_machine_only_and_knows_two_pages(compared: Pat
         assert json.loads(ask(f"/state?seen={version}")[1]) == {"version": version}
         assert ask("/", host="evil.example")[0] == 403
         assert ask("/../etc/passwd")[0] == 404
+
+
+def test_the_same_run_found_twice_counts_once(compared: Path, tmp_path: Path) -> None:
+    shutil.copytree(compared / "fedavg", tmp_path / "one")
+    shutil.copytree(compared / "fedavg" / "seed0", tmp_path / "again")
+    (group,) = groups_in([tmp_path])
+    assert [run.seed for run in group.runs] == [0, 1]
 
 
 def test_runs_without_any_evaluated_round_are_no_groups(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def content(story: Story) -> Html:
     parts += [evidence_section(found, index) for index, found in enumerate(story.evidence)]
     parts += [diagnosis_section(found, index) for index, found in enumerate(story.diagnoses)]
     if groups:
+        if len(parts) > 1:
+            parts.append(sections.section("runs", "The runs", sections.final_numbers(groups)))
         parts += [sections.progress_section(groups)]
         parts += [sections.federation_section(story) if story.held else None]
         parts += [sections.drift_section(groups), sections.clients_section(story)]
@@ -83,7 +85,7 @@ def _verdict(story: Story) -> Html:
     said = [evidence_verdict(found) for found in story.evidence]
     said += [str(found.get("verdict", "")) for found in story.diagnoses]
     parts: list[object] = [tag("p", text, class_="lead") for text in said]
-    if story.groups:
+    if not said:  # a race or a reproduction has a verdict of its own
         first, *more = verdict(story.groups)
         parts += [tag("p", first, class_="lead"), tag("p", " ".join(more)) if more else ""]
         parts.append(sections.final_numbers(story.groups))

@@ -102,10 +102,21 @@ def _grouped(runs: list[RunRecord]) -> list[Group]:
     together: dict[str, list[RunRecord]] = {}
     for run in runs:
         together.setdefault(json.dumps(run.same(), sort_keys=True, default=str), []).append(run)
-    members = list(together.values())
+    members = [_once(own) for own in together.values()]
     drawn = looks([own[0].algorithm for own in members])
     firsts = [own[0] for own in members]
     return [Group(_label(own[0], firsts), own, look) for own, look in zip(members, drawn, strict=True)]
+
+
+def _once(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Every seed once, the run that has come furthest: the same run counted twice would make the spread too small."""
+    furthest: dict[str, RunRecord] = {}
+    for run in runs:
+        flat = dotted(run.settings)
+        seed = json.dumps([flat.get(key) for key in SEEDS] + re.findall(r"\bseed=\d+", str(flat.get("plan"))))
+        if seed not in furthest or len(run.records) > len(furthest[seed].records):
+            furthest[seed] = run
+    return list(furthest.values())
 
 
 def _label(run: RunRecord, all_runs: Sequence[RunRecord]) -> str:

@@ -35,6 +35,10 @@
     return made;
   }
 
+  // Rounds are whole numbers, also where there are only a few.
+  const rounds = (most, more = {}) => ({ title: { text: "round" }, ...(most <= 10 ? { dtick: 1 } : {}), ...more });
+  const last = (groups, of) => Math.max(0, ...groups.map((group) => of(group).at(-1) ?? 0));
+
   const config = { responsive: true, displayModeBar: false };
 
   function draw(place, traces, made) {
@@ -81,7 +85,10 @@
     const name = (data.metrics.find((metric) => metric.key === state.metric) || { name: "" }).name;
     draw(place, [...bands, ...lines], layout(420, {
       hovermode: state.axis === "round" ? "x unified" : "closest",
-      xaxis: { title: { text: AXES[state.axis] + (state.axis === "sent" ? ` (${data.unit})` : "") }, rangemode: "tozero", hoverformat: ".4~g" },
+      xaxis: {
+        ...(state.axis === "round" ? rounds(last(shown(), (group) => group.round)) : {}),
+        title: { text: AXES[state.axis] + (state.axis === "sent" ? ` (${data.unit})` : "") }, rangemode: "tozero", hoverformat: ".4~g",
+      },
       yaxis: { title: { text: plain(name) }, type: state.log ? "log" : "linear" },
     }));
   }
@@ -138,7 +145,7 @@
     }], layout(86 + Math.max(22, Math.min(30, 420 / found.layers.length)) * found.layers.length, {
       title: { text: plain(group.label), font: { size: 13.5 }, x: 0, xref: "paper", xanchor: "left", y: 1, yanchor: "top", pad: { t: 8 } },
       margin: { l: 56, r: 6, t: 32, b: 40 },
-      xaxis: { title: { text: "round" }, showgrid: false }, yaxis: { autorange: "reversed", showgrid: false, type: "category" },
+      xaxis: rounds(found.round.at(-1), { showgrid: false }), yaxis: { autorange: "reversed", showgrid: false, type: "category" },
     }));
   }
 
@@ -153,7 +160,7 @@
       traces.push(line(group, found.round, found.mean, { hovertemplate: "%{y:.4~g}" }));
       traces.push(line(group, found.round, found.worst, { line: { color: colour(group), width: 1.2, dash: "dot" }, mode: "lines", name: plain(group.label) + ", worst", hovertemplate: "%{y:.4~g}" }));
     }
-    draw(place, traces, layout(340, { hovermode: "x unified", xaxis: { title: { text: "round" }, rangemode: "tozero" }, yaxis: { title: { text: `${plain(metric)} of a client` } } }));
+    draw(place, traces, layout(340, { hovermode: "x unified", xaxis: rounds(last(shown(), (group) => group.round), { rangemode: "tozero" }), yaxis: { title: { text: `${plain(metric)} of a client` } } }));
   }
 
   function eachClient(place) {
@@ -208,10 +215,23 @@
     "diagnosis-layers": diagnosisLayers, "diagnosis-costs": diagnosisCosts, evidence,
   };
 
+  const drawOne = (place) => CHARTS[place.dataset.chart](place);
+
   function drawAll() {
     driftScale();
-    for (const place of all("[data-chart]")) CHARTS[place.dataset.chart](place);
-    document.body.dataset.drawn = String(1 + +(document.body.dataset.drawn || 0));
+    all("[data-chart]").forEach(drawOne);
+    document.body.dataset.drawn = "yes";
+  }
+
+  // One after the other, so that a reader can scroll and click as soon as the first is there.
+  async function drawInTurn() {
+    driftScale();
+    for (const place of all("[data-chart]")) {
+      if (!place.isConnected || document.body.dataset.drawn) continue;
+      drawOne(place);
+      await new Promise((next) => setTimeout(next));
+    }
+    document.body.dataset.drawn = "yes";
   }
 
   function sample(group) {
@@ -326,7 +346,7 @@
       return;
     }
     await load();
-    drawAll();
+    await drawInTurn();
     addEventListener("beforeprint", () => printing(true));
     addEventListener("afterprint", () => printing(false));
     if (document.body.dataset.live) watch();

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from undrift.errors import ConfigError, InputError
+from undrift.errors import ConfigError, UndriftError
 
 NAME = "report.html"
 
@@ -58,5 +58,5 @@ def offer(folder: Path, *, err: bool = False) -> None:
 
     try:
         typer.echo(f"report: {write_report([folder], folder / NAME)}", err=err)
-    except (InputError, OSError) as error:
+    except (UndriftError, OSError) as error:
         typer.echo(f"no report: {error}", err=True)

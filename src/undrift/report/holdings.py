@@ -9,11 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from undrift.data.federation import Federation
 from undrift.experiment.config import Config, read
 from undrift.experiment.from_config import data_of, federation_of
 from undrift.measure.skew import counts_of, skew_of
 from undrift.report.runs import Group, RunRecord
 
+CLASSES = 200
+"""Classes shown at most."""
 PARTITIONS = 4
 """Different partitions shown at most."""
 
@@ -32,7 +35,7 @@ class Holdings:
     def skew(self) -> str:
         """How unlike the clients' labels are, in words."""
         if self.counts is None:
-            return "no classes, so sizes only"
+            return "no classes to show, so sizes only"
         return f"earth mover's distance {skew_of(self.counts).emd:.2f} (0: all alike, near 1: no class in common)"
 
 
@@ -52,8 +55,15 @@ def holdings(run: RunRecord) -> Holdings:
     config = read(run.path / "config.toml")
     data = data_of(config)
     made = federation_of(config, data)
-    counts = None if made.labels is None else counts_of(made, data.classes)
-    return Holdings(_title(config), _names(config, data.client, len(made)), made.sizes, counts)
+    return Holdings(_title(config), _names(config, data.client, len(made)), made.sizes, _counts(made, data.classes))
+
+
+def _counts(made: Federation, outputs: int) -> NDArray[np.int64] | None:
+    """The table [clients, classes]; None where targets are no classes, or too many to be seen."""
+    if made.labels is None or not len(made.labels):
+        return None
+    classes = max(outputs, int(made.labels.max()) + 1)
+    return counts_of(made, classes) if classes <= CLASSES and made.labels.min() >= 0 else None
 
 
 def _title(config: Config) -> str:

@@ -143,7 +143,7 @@ def verdict(groups: Sequence[Group]) -> list[str]:
     elif found.chosen:
         said.append("Where several settings were tried, validation data chose one.")
     if not all(finished(group) for group in groups):
-        said.append(f"Still under way: {_under_way(groups)}.")
+        said.append(f"Not finished: {_under_way(groups)}.")
     return said
 
 

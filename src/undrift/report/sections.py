@@ -107,7 +107,7 @@ def _state(group: Group) -> str:
     if finished(group):
         return f"{done} rounds"
     planned = rounds_planned(group.runs[0])
-    return f"under way: {done}" + (f" of {planned}" if planned else "")
+    return f"not finished: {done}" + (f" of {planned}" if planned else "")
 
 
 def progress_section(groups: Sequence[Group]) -> Html:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from undrift.errors import ConfigError, InputError
+from undrift.errors import ConfigError, UndriftError
 from undrift.report.clients import Fairness, fairness
 from undrift.report.holdings import Holdings, holdings, partitions
 from undrift.report.runs import Group, RunRecord, groups_in
@@ -53,7 +53,7 @@ def collect(folders: Sequence[Path], hold: Callable[[RunRecord], Holdings] = hol
     for run in partitions(groups):
         try:
             held.append(hold(run))
-        except InputError as error:
+        except UndriftError as error:
             remarks.append(f"The federation of {run.path} is not shown: {error}")
     served = [fairness(group) for group in groups]
     return Story(list(folders), groups, diagnoses, evidence, held, served, remarks)

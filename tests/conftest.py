@@ -21,7 +21,7 @@ SLOW = (
     "test_conformance.py",
     "test_running.py",
     "test_demo.py",
-    "test_commands.py",
+    "test_documents.py",
 )
 
 

@@ -26,4 +26,6 @@ def test_the_demo_shows_fedavg_behind_the_drift_controls(
         assert mean - deviation > fedavg[0] + fedavg[1] + 0.05, name
     printed = capsys.readouterr().out
     assert "fedpvr+fsl" in printed
+    assert printed.strip().endswith(f"report: {out / 'report.html'}")
+    assert "drift by layer" in (out / "report.html").read_text().lower()
     assert f"{fedavg[0]:.4f} ± {fedavg[1]:.4f}" in printed

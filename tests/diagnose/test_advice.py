@@ -190,7 +190,10 @@ def test_the_command_writes_a_page_and_a_configuration_that_runs(
     assert out.exit_code == 0, out.output
     assert "The probe makes 3 rounds of FedAvg" in out.stderr
     assert "Recommended:" in out.stdout
-    assert out.stdout.strip().endswith("recommended.toml")
+    *_, ready, report = out.stdout.strip().splitlines()
+    assert ready.endswith("recommended.toml")
+    assert report == f"report: {tmp_path / 'out' / 'report.html'}"
+    assert (tmp_path / "out" / "report.html").exists()
     diagnosis = json.loads((tmp_path / "out" / "diagnosis.json").read_text())
     best = read(tmp_path / "out" / "recommended.toml")
     assert best.algorithm["name"] == diagnosis["recommended"][0]["name"]

@@ -15,10 +15,14 @@ from undrift.cli import app
 from undrift.experiment.config import parse
 from undrift.experiment.conformal import conformal
 from undrift.experiment.from_config import run_config
-from undrift.report.curves import sent, spread, values
-from undrift.report.partition import bubbles
+from undrift.report.curves import drift, progress
+from undrift.report.holdings import Holdings
+from undrift.report.looks import COLOURS, DASHES, MARKERS, numbered
+from undrift.report.partition import picture
+from undrift.report.pictures import draw
 from undrift.report.runs import Group, RunRecord, find
-from undrift.report.style import COLOURS, LINES, MARKERS, line, styled
+from undrift.report.series import sent, spread, values
+from undrift.report.style import line, styled
 
 
 def settings(algorithm: str, seed: int, **train: Any) -> dict[str, Any]:
@@ -89,15 +93,53 @@ def test_bytes_of_rounds_between_evaluations_are_counted() -> None:
 
 def test_lines_differ_in_more_than_colour() -> None:
     assert len(set(COLOURS)) == 8
-    drawn = [(line(n, 50)["marker"], str(line(n, 50)["linestyle"])) for n in range(len(LINES) * len(MARKERS))]
-    assert len(set(drawn)) == len(drawn)
-    assert len({line(n, 50)["marker"] for n in range(len(COLOURS))}) == len(COLOURS)
+    looks = [line(numbered(n), 50) for n in range(len(DASHES) * len(MARKERS))]
+    assert len({(own["marker"], str(own["linestyle"])) for own in looks}) == len(looks)
+    assert len({own["marker"] for own in looks[: len(COLOURS)]}) == len(COLOURS)
 
 
-def test_bubbles_of_many_clients_stay_readable() -> None:
+def test_pictures_of_many_clients_stay_readable() -> None:
     counts = np.random.default_rng(0).integers(0, 9, (100, 10)) + np.eye(100, 10, dtype=np.int64)
+    held = Holdings("x", [str(n) for n in range(100)], counts.sum(axis=1), counts)
     with styled():
-        assert "the first 60 of 100 clients" in bubbles(counts, "x").axes[0].get_title(loc="left")
+        assert "the first 60 of 100 clients" in picture(held).axes[0].get_title(loc="left")
+
+
+def test_without_classes_the_clients_sizes_are_drawn_under_their_names() -> None:
+    held = Holdings("x", ["north", "$south$"], np.array([30, 70]), None)
+    with styled():
+        axes = picture(held).axes[0]
+    assert axes.dataLim.bounds[1::2] == (0, 70)  # from 0 to the largest client
+    assert len(axes.patches) == 2
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["north", "$south$"]
+
+
+def test_no_panel_is_empty_where_accuracy_is_not_counted() -> None:
+    lines = [{"round": r, "test_accuracy": None, "test_mae": 3 - r, "test_loss": 9, "bytes_down": 300} for r in (0, 1)]
+    for one in lines:
+        one["bytes_up"] = 200
+    group = Group("g", [RunRecord(Path(), {}, lines, None, [], {"monitor": "-mae"})])
+    with styled():
+        axes = progress([group]).axes
+    assert [panel.get_ylabel() for panel in axes] == ["test MAE", "", "test loss", ""]
+    assert [panel.get_xlabel() for panel in axes[:2]] == ["round", "sent, both ways (bytes)"]
+    assert all(len(panel.lines) == 1 for panel in axes)
+    np.testing.assert_allclose(np.asarray(axes[1].lines[0].get_xdata(), float), [0, 500])
+
+
+def test_the_last_panel_of_every_column_names_the_rounds() -> None:
+    lines = [{"round": r, "drift": {"layers": {"a": 0.5}}} for r in (1, 2)]
+    with styled():
+        figure = drift([Group(f"g{n}", [RunRecord(Path(), {}, lines)]) for n in range(4)])
+    assert figure is not None
+    shown = [panel.xaxis.get_tick_params()["labelbottom"] for panel in figure.axes[:4]]
+    assert shown == [False, True, True, True]
+
+
+def test_what_is_scaled_says_so_in_the_picture(compared: Path, tmp_path: Path) -> None:
+    draw([compared], tmp_path, note="scaled, not the paper's size")
+    for name in ("progress", "drift", "partition"):
+        assert "scaled, not the paper's size" in (tmp_path / f"{name}.svg").read_text()
 
 
 def test_folders_without_runs_are_refused(tmp_path: Path) -> None:

@@ -46,6 +46,9 @@ def test_a_recipe_from_end_to_end(tmp_path: Path) -> None:
     out = call("reproduce", "fsl-table-1", *small.split(), *places)
     assert "FedAvg" in out
     assert "missing" in out
+    assert f"report: {tmp_path / 'runs' / 'report.html'}" in out
+    assert "made-up data" in (tmp_path / "runs" / "report.html").read_text()
+    assert "made-up data" in (tmp_path / "runs" / "plots" / "progress.svg").read_text()
     assert (tmp_path / "results" / "fsl-table-1.stand-in.json").exists()
     assert "--only FedAvg" in (tmp_path / "results" / "fsl.md").read_text()
     assert (tmp_path / "results" / "plots" / "fsl-table-1.stand-in.png").exists()

@@ -8,6 +8,7 @@ from typing import Annotated
 import click
 import torch
 import typer
+import typer.core
 
 from undrift.cli import data, federation
 from undrift.cli.compare import compare
@@ -15,27 +16,31 @@ from undrift.cli.conformal import conformal
 from undrift.cli.cuts import cuts
 from undrift.cli.demo import demo
 from undrift.cli.diagnose import diagnose
+from undrift.cli.init import init
 from undrift.cli.options import InterruptedRunError
 from undrift.cli.plot import plot
 from undrift.cli.privacy import privacy
 from undrift.cli.recipes import recipes, reproduce_, results_
+from undrift.cli.report import report
 from undrift.cli.rules import rules
 from undrift.cli.run import run
 from undrift.core.version import VERSION
 from undrift.errors import InputError, UndriftError
 
+typer.core.HAS_RICH = False  # help is plain text, in which Typer would escape brackets for Rich
 app = typer.Typer(
     name="undrift",
     help="Federated learning when the clients' data are not alike.\n\nStart with: undrift demo",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(init)
 app.command()(run)
 app.command()(compare)
 app.command()(diagnose)
+app.command()(report)
 app.command()(plot)
 app.command()(conformal)
 app.command()(cuts)
@@ -67,7 +72,7 @@ def main() -> None:
     """Entry point: errors become one line on stderr and an exit code."""
     torch.set_num_threads(1)  # work is spread over processes; forked ones must not wait for threads they do not have
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name="undrift")
         sys.exit(code if isinstance(code, int) else 0)
     except InputError as error:
         _fail(str(error), 2)

@@ -10,6 +10,7 @@ import typer
 
 from undrift.cli.display import Meter, show
 from undrift.cli.options import ConfigPath, InterruptedRunError, Out, Quiet, Resume, Set, new_folder
+from undrift.cli.report import offer
 from undrift.data import DataSet
 from undrift.errors import ConfigError
 from undrift.experiment import compare as table
@@ -62,6 +63,7 @@ def compare_runs(
     table.write_tables(rows, folder)
     show(table.header(rows), [table.cells(row) for row in rows])
     typer.echo(f"mean ± standard deviation over {seeds} seed{'s' * (seeds > 1)}; results in {folder}")
+    offer(folder)
 
 
 def make_runs(runs: Sequence[Planned], folder: Path, workers: int | None, quiet: bool) -> None:

@@ -25,6 +25,7 @@ CONFIG: dict[str, Any] = {
         "fedadc": {"beta": 0.7},
     },
     "train": {"rounds": 40, "cohort": 5, "local_epochs": 2, "batch_size": 10, "lr": 0.05},
+    "measure": {"drift": True, "clients": True},
 }
 
 

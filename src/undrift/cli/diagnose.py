@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from undrift.cli.report import offer
 from undrift.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def diagnose(
         found = _race(settings, found, folder, budget, factors, quiet)
     text = whole.write(settings, found, folder)
     typer.echo(json.dumps(found.as_json(), indent=2) if as_json else text)
+    offer(folder, err=as_json)
 
 
 def _race(

@@ -12,6 +12,8 @@ import typer
 from rich.table import Table
 
 from undrift.cli.display import console
+from undrift.cli.report import offer
+from undrift.core.files import write_json
 from undrift.errors import ConfigError, InputError, RunError, UndriftError
 from undrift.experiment.config import toml_value
 from undrift.experiment.run_many import Planned
@@ -183,10 +185,19 @@ def _carry_out(task: Task, results: Path, log: _Log | None) -> None:
     typer.echo(f"evidence in {path}, runs in {options.out}")
     _draw_results(results)
     write_pages(results, None)
-    _plot(outcome)
+    _plot(outcome, _note(evidence))
+    write_json(options.out / "evidence.json", evidence)
+    offer(options.out)
 
 
-def _plot(outcome: Outcome) -> None:
+def _note(evidence: dict[str, Any]) -> str:
+    """What a picture must say where it does not show the paper's own experiment."""
+    if evidence["stand_in"]:
+        return "made-up data standing in: says that the recipe runs, nothing about the paper"
+    return "scaled, not the paper's size" if evidence["scaled"] else ""
+
+
+def _plot(outcome: Outcome, note: str) -> None:
     """Pictures of the finished runs, where what draws is installed."""
     done = [run.out for runs in outcome.runs.values() for run in runs if finished(run)]
     if not done:
@@ -194,7 +205,7 @@ def _plot(outcome: Outcome) -> None:
     try:
         from undrift.report.pictures import draw
 
-        files, _ = draw(done, outcome.options.out / "plots")
+        files, _ = draw(done, outcome.options.out / "plots", note)
     except (ImportError, InputError) as error:
         typer.echo(f"no pictures: {error}", err=True)
     else:

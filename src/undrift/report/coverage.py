@@ -23,14 +23,14 @@ def coverage(groups: Sequence[Group]) -> Figure | None:
 
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.subplots()
-    for number, group in enumerate(known):
+    for group in known:
         curves = [run.conformal["curve"] for run in group.runs if run.conformal]
         levels = set.intersection(*({point["level"] for point in curve} for curve in curves))
         size, reached = (
             np.mean([[point[key] for point in curve if point["level"] in levels] for curve in curves], axis=0)
             for key in ("size", "coverage")
         )
-        axes.plot(size, reached, label=group.label, **(line(number, len(size)) | {"markevery": 1}))
+        axes.plot(size, reached, label=group.label, **(line(group.look, len(size)) | {"markevery": 1}))
     methods = sorted({run.conformal["method"].upper() for group in known for run in group.runs if run.conformal})
     axes.set(xlabel="mean set size (classes)", ylabel="empirical coverage")
     axes.set_title(f"Prediction sets, {' and '.join(methods)}")

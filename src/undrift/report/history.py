@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from undrift.report.looks import numbered
+from undrift.report.series import plain_name
 from undrift.report.style import line, styled
 from undrift.rounds.progress import SET, Monitor, Record
 
@@ -19,6 +21,6 @@ def plot_history(history: Sequence[Record], monitor: str) -> Any:
         panels = figure.subplots(1, len(metrics), squeeze=False)[0]
         for axes, metric in zip(panels, metrics, strict=True):
             found = [(r["round"], r[SET + metric]) for r in history if r.get(SET + metric) is not None]
-            axes.plot([at for at, _ in found], [value for _, value in found], **line(0, len(found)))
-            axes.set(xlabel="round", ylabel=f"test {metric}")
+            axes.plot([at for at, _ in found], [value for _, value in found], **line(numbered(0), len(found)))
+            axes.set(xlabel="round", ylabel=plain_name(SET + metric))
     return figure

@@ -1,16 +1,17 @@
-"""Who has what: a bubble for each client and class."""
+"""Who has what, as a picture: a bubble for each client and class, or bars where there are no classes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from undrift.measure.skew import skew_of
-from undrift.report.style import COLOURS
+from undrift.report.holdings import Holdings
+from undrift.report.looks import BLUE
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CLIENTS = 60
@@ -18,35 +19,42 @@ CLIENTS = 60
 AREA = 260.0
 
 
-def bubbles(counts: NDArray[np.int64], title: str) -> Figure:
-    """The table [clients, classes] as bubbles whose area is the number of samples."""
+def picture(held: Holdings) -> Figure:
+    """The federation: bubbles whose area is the number of samples, or bars of the clients' sizes."""
     from matplotlib.figure import Figure
 
-    shown = counts[:CLIENTS]
-    clients, classes = shown.shape
+    clients = min(len(held.sizes), CLIENTS)
+    classes = 6 if held.counts is None else held.counts.shape[1]
     figure = Figure(figsize=(2.2 + 0.30 * max(clients, 12), 1.6 + 0.30 * max(classes, 6)), layout="constrained")
     axes = figure.subplots()
-    client, label = np.nonzero(shown)
-    most = int(shown.max())
-    area = AREA * shown[client, label] / most
-    axes.scatter(client, label, s=area, color=COLOURS[0], alpha=0.75, edgecolor="black", linewidth=0.5)
-    for size in (most, max(1, most // 4)):
-        axes.scatter(
-            [],
-            [],
-            s=AREA * size / most,
-            color=COLOURS[0],
-            alpha=0.75,
-            edgecolor="black",
-            linewidth=0.5,
-            label=f"{size} samples",
-        )
-    skew = skew_of(counts)
-    more = f", the first {clients} of {len(counts)} clients" if len(counts) > clients else ""
-    axes.set_title(f"{title}{more}\nearth mover's distance {skew.emd:.2f}", fontsize=10)
-    axes.set(xlabel="client", ylabel="class", xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
-    step = 1 if classes <= 20 else 5
-    axes.set_yticks(range(0, classes, step))
-    axes.set_xticks(range(0, clients, 1 if clients <= 25 else 5))
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), labelspacing=1.2)
+    more = f", the first {clients} of {len(held.sizes)} clients" if len(held.sizes) > clients else ""
+    axes.set_title(f"{held.title}{more}\n{held.skew}", fontsize=10, parse_math=False)
+    if held.counts is None:
+        axes.bar(range(clients), held.sizes[:clients], color=BLUE)
+        axes.set(ylabel="samples")
+    else:
+        _bubbles(axes, held.counts[:clients])
+    _name_clients(axes, held.names[:clients])
     return figure
+
+
+def _bubbles(axes: Axes, counts: NDArray[np.int64]) -> None:
+    classes = counts.shape[1]
+    client, label = np.nonzero(counts)
+    most = int(counts.max())
+    drawn: dict[str, Any] = {"color": BLUE, "alpha": 0.75, "edgecolor": "black", "linewidth": 0.5}
+    axes.scatter(client, label, s=AREA * counts[client, label] / most, **drawn)
+    for size in (most, max(1, most // 4)):
+        axes.scatter([], [], s=AREA * size / most, label=f"{size} samples", **drawn)
+    axes.set(ylabel="class", ylim=(-0.8, classes - 0.2))
+    axes.set_yticks(range(0, classes, 1 if classes <= 20 else 5))
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), labelspacing=1.2)
+
+
+def _name_clients(axes: Axes, names: list[str]) -> None:
+    step = 1 if len(names) <= 25 else 5
+    long = max(map(len, names)) > 3
+    axes.set(xlabel="client", xlim=(-0.8, len(names) - 0.2))
+    axes.set_xticks(range(0, len(names), step))
+    shown = [name if len(name) <= 20 else f"{name[:19]}…" for name in names[::step]]
+    axes.set_xticklabels(shown, rotation=90 if long else 0, parse_math=False)

@@ -13,6 +13,7 @@ from typing import Any
 from undrift.core.files import read_lines
 from undrift.errors import ConfigError
 from undrift.experiment.run_folder import dotted
+from undrift.report.looks import BLUE, Look, looks
 
 SEEDS = ("seed", "partition.seed")
 
@@ -24,7 +25,17 @@ class RunRecord:
     path: Path
     settings: dict[str, Any]
     records: list[dict[str, Any]]
-    conformal: dict[str, Any] | None
+    conformal: dict[str, Any] | None = None
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    """A line for each round (``rounds.jsonl``)."""
+    summary: dict[str, Any] | None = None
+    """None while the run is under way."""
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the training; None where the settings do not say it."""
+        found = self.settings.get("seed")
+        return found if isinstance(found, int) else None
 
     @property
     def algorithm(self) -> str:
@@ -46,37 +57,66 @@ class Group:
 
     label: str
     runs: list[RunRecord] = field(default_factory=list)
+    look: Look = field(default_factory=lambda: Look(BLUE))
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name."""
+        return self.runs[0].algorithm
 
 
 def find(folders: Sequence[Path]) -> list[Group]:
     """All runs in or below the folders, in groups; refuses folders without any."""
+    groups = groups_in(folders)
+    if not groups:
+        raise ConfigError(f"{', '.join(map(str, folders))}: no run with an evaluated round there")
+    return groups
+
+
+def groups_in(folders: Sequence[Path]) -> list[Group]:
+    """All runs in or below the folders, in groups; none where no run has an evaluated round."""
     runs = []
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: no such folder")
-        runs += [_read(path.parent) for path in sorted(folder.rglob("config.toml"))]
-    unique = {run.path.resolve(): run for run in runs if run.records}
-    if not unique:
-        raise ConfigError(f"{', '.join(map(str, folders))}: no run with an evaluated round there")
-    return _grouped(list(unique.values()))
+        runs += [read_run(path.parent) for path in sorted(folder.rglob("config.toml"))]
+    return _grouped(list({run.path.resolve(): run for run in runs if run.records}.values()))
 
 
-def _read(folder: Path) -> RunRecord:
+def read_run(folder: Path) -> RunRecord:
+    """What the run in a folder has written so far."""
     try:
         settings = tomllib.loads((folder / "config.toml").read_text())
-        conformal = folder / "conformal.json"
-        sets = json.loads(conformal.read_text()) if conformal.exists() else None
+        sets, summary = (_json(folder / name) for name in ("conformal.json", "summary.json"))
+        records, rounds = (read_lines(folder / name) for name in ("metrics.jsonl", "rounds.jsonl"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder}: cannot be read ({error})") from None
-    return RunRecord(folder, settings, read_lines(folder / "metrics.jsonl"), sets)
+    return RunRecord(folder, settings, records, sets, rounds, summary)
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def _grouped(runs: list[RunRecord]) -> list[Group]:
     together: dict[str, list[RunRecord]] = {}
     for run in runs:
         together.setdefault(json.dumps(run.same(), sort_keys=True, default=str), []).append(run)
-    members = list(together.values())
-    return [Group(_label(own[0], [other[0] for other in members]), own) for own in members]
+    members = [_once(own) for own in together.values()]
+    drawn = looks([own[0].algorithm for own in members])
+    firsts = [own[0] for own in members]
+    return [Group(_label(own[0], firsts), own, look) for own, look in zip(members, drawn, strict=True)]
+
+
+def _once(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Every seed once, the run that has come furthest: the same run counted twice would make the spread too small."""
+    furthest: dict[str, RunRecord] = {}
+    for run in runs:
+        flat = dotted(run.settings)
+        seed = json.dumps([flat.get(key) for key in SEEDS] + re.findall(r"\bseed=\d+", str(flat.get("plan"))))
+        if seed not in furthest or len(run.records) > len(furthest[seed].records):
+            furthest[seed] = run
+    return list(furthest.values())
 
 
 def _label(run: RunRecord, all_runs: Sequence[RunRecord]) -> str:

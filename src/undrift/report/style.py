@@ -1,7 +1,4 @@
-"""Colours, lines and markers that stay apart for the colour-blind and in black and white.
-
-Colours: Okabe, Ito, Color Universal Design, 2008, with a grey for the yellow, which is hard to see on white.
-"""
+"""Matplotlib as all our pictures use it: lines that stay apart for the colour-blind and in black and white."""
 
 from __future__ import annotations
 
@@ -10,25 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from undrift.errors import InputError
+from undrift.report.looks import DASHES, MARKERS, Look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#999999")
-LINES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p")
 MARKS = 9
 """Markers along a line."""
 
 
-def line(number: int, points: int) -> dict[str, Any]:
-    """How the ``number``-th line is drawn; its markers do not sit on top of its neighbours'."""
+def line(look: Look, points: int) -> dict[str, Any]:
+    """How a line is drawn; its markers do not sit on top of its neighbours'."""
     step = max(1, points // MARKS)
     return {
-        "color": COLOURS[number % len(COLOURS)],
-        "linestyle": LINES[number % len(LINES)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "markevery": (number * max(1, step // 4) % step, step),
+        "color": look.colour,
+        "linestyle": (0, DASHES[look.dash]) if DASHES[look.dash] else "-",
+        "marker": MARKERS[look.marker][0],
+        "markevery": (look.marker * max(1, step // 4) % step, step),
         "markersize": 5,
         "markeredgecolor": "black",
         "markeredgewidth": 0.5,
@@ -62,10 +57,12 @@ def styled() -> AbstractContextManager[None]:
     )
 
 
-def save(figure: Figure, out: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and SVG."""
+def save(figure: Figure, out: Path, name: str, note: str = "") -> list[Path]:
+    """Write a figure as PNG and SVG; a note (that a result is scaled, say) stands on its top."""
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{name}.png", out / f"{name}.svg"]
+    if note:
+        figure.text(0.0, 1.01, note, transform=figure.transFigure, color="#A03000", fontsize=9, wrap=True)
     figure.savefig(paths[0], bbox_inches="tight")
     figure.savefig(paths[1], bbox_inches="tight", metadata={"Date": None})
     return paths

@@ -25,3 +25,11 @@ class RunError(UndriftError):
 
 class DivergedError(RunError):
     """The loss or an update is no longer finite; the message names the round and the clients."""
+
+
+class UnreadableError(RunError):
+    """A file that is not what it must be: missing, cut short, damaged, endless; the message names it."""
+
+
+class RunWarning(UserWarning):
+    """Something about a run that its owner should know, although it goes on."""

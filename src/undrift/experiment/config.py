@@ -116,6 +116,9 @@ class EngineConfig(Section):
     min_sites: int = Field(default=1, ge=1)
     round_timeout: float = Field(default=600.0, gt=0)
     federation: str | None = None
+    timeout: float = Field(
+        default=300.0, ge=0.1, le=1e6, description="local: replace a worker that has work and computes nothing for so long"
+    )
 
 
 class MeasureConfig(Section):

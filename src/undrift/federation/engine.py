@@ -63,6 +63,8 @@ class Terms:
     timeout: float = 600.0
     safe: Callable[[], int] = field(default=lambda: 1 << 62)
     """The last round that the server cannot go back behind."""
+    begin: Callable[[], None] = field(default=lambda: None)
+    """Called once, before the first message of a round: what must be known before anything can be lost."""
 
 
 class Flower:
@@ -76,10 +78,14 @@ class Flower:
         self.last: dict[int, int] = {}
         """The last round of every client that keeps something."""
         self._informed: set[int] = set()
+        self._begun = False
 
     def clients(self, broadcast: Broadcast, tasks: Sequence[ClientTask]) -> Iterator[Outcome | Lost]:
         """Send a round's tasks to their sites; who does not answer in time, or not as it must, is lost."""
         terms, names = self.terms, [self.terms.sites[task.client] for task in tasks]
+        if not self._begun:
+            terms.begin()
+            self._begun = True
         here = set(terms_wait(self.exchange, names, min(terms.min_sites, len(names)), terms.timeout))
         vector = torch.empty(terms.wire.down.size, dtype=broadcast.x.dtype)
         terms.wire.down.pack(broadcast.tree(), vector)

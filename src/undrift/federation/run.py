@@ -21,6 +21,7 @@ from undrift.data.federation import Federation
 from undrift.data.formats import read_npz
 from undrift.data.samples import InMemory, Samples
 from undrift.errors import ConfigError, DataError, RunError
+from undrift.experiment.checkpoint import Checkpoints
 from undrift.experiment.config import Config
 from undrift.experiment.from_config import data_of, device_of, model_of, plan_of
 from undrift.federation.engine import AtSites, Exchange, Flower, Terms
@@ -68,13 +69,12 @@ def over(
         wire,
         config.engine.min_sites,
         config.engine.round_timeout,
-        (lambda: _checkpointed(out)) if out is not None else (lambda: 1 << 62),
+        (lambda: 1 << 62) if out is None else Checkpoints(out).safe,
+        (lambda: None) if out is None else lambda: census.write(out),
     )
     made: list[Flower] = []
 
     def make(work: Work, worker: Worker, workers: int | None) -> Engine:
-        if out is not None:
-            census.write(out)
         made.append(Flower(work, worker, exchange, terms))
         return made[0]
 
@@ -214,12 +214,3 @@ def work_of(config: Config, data: DataSet, samples: list[int]) -> Work:
         nn.functional.cross_entropy,
         device_of(config),
     )
-
-
-def _checkpointed(out: Path | None) -> int:
-    """The round of the last checkpoint."""
-    assert out is not None
-    try:
-        return int(json.loads((out / "checkpoint" / "state.json").read_text())["round"])
-    except (OSError, ValueError, KeyError):
-        return 0

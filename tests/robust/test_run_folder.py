@@ -31,7 +31,7 @@ def halted(here: Path, undrift: Undrift) -> Path:
     return here / "cut"
 
 
-def stop_after(here: Path, round: int) -> None:
+def stop_after(here: Path, last: int) -> None:
     """A run that is killed by itself after a round, as ``kill -9`` would."""
     pid = os.fork()
     if not pid:
@@ -40,16 +40,16 @@ def stop_after(here: Path, round: int) -> None:
 
         go = Loop._round
 
-        def dying(self: Loop, now: int) -> None:
-            go(self, now)
-            if now == round + 1:
+        def dying(self: Loop, round: int) -> None:
+            go(self, round)
+            if round == last + 1:
                 os._exit(9)
 
         Loop._round = dying  # type: ignore[method-assign]
         sys.argv = ["undrift", "run", "c.toml", "--out", "cut", *RUN, "--set", "train.rounds=10"]
         main()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
-    assert json.loads((here / "cut" / "checkpoint" / "state.json").read_text())["round"] == round
+    assert json.loads((here / "cut" / "checkpoint" / "state.json").read_text())["round"] == last
 
 
 def resume(undrift: Undrift, out: Path, *more: str) -> tuple[int, str]:
@@ -152,7 +152,11 @@ def test_an_edited_configuration_is_not_resumed(halted: Path, undrift: Undrift) 
 
 def test_a_folder_of_the_older_format_goes_on_with_a_warning(halted: Path, here: Path, undrift: Undrift) -> None:
     state = halted / "checkpoint" / "state.json"
-    old = {k: v for k, v in json.loads(state.read_text()).items() if k in ("round", "server", "clients", "bytes", "seconds")}
+    old = {
+        k: v
+        for k, v in json.loads(state.read_text()).items()
+        if k in ("round", "server", "clients", "bytes", "seconds")
+    }
     state.write_text(json.dumps(old))
     (halted / "checkpoint" / "previous.json").unlink()
     config = halted / "config.toml"

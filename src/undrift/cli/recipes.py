@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.table import Table
 from undrift.cli.display import console
 from undrift.errors import ConfigError, InputError
 from undrift.experiment.config import toml_value
+from undrift.experiment.run_folder import check_output
 from undrift.experiment.run_many import Planned
 from undrift.recipes import RECIPES, recipe_of
 from undrift.recipes.estimate import hours_of, planned_runs
@@ -66,8 +68,13 @@ def reproduce_(
 
     Example: undrift reproduce fsl-table-1 --scale 0.1 --seeds 2 --budget 60
     """
-    if scale == 0.0:
-        raise ConfigError("--scale 0: above 0 and at most 1")
+    if not 0.0 < scale <= 1.0:
+        raise ConfigError(f"--scale {scale:g}: above 0 and at most 1")
+    if budget is not None and math.isnan(budget):
+        raise ConfigError("--budget nan: minutes are needed")
+    for folder in (out, results):
+        if folder is not None:
+            check_output(folder)
     chosen = [recipe if size is None else sized(recipe, size) for recipe in _asked(name, everything)]
     fixed = _fixed(fix or [])
     started = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import weakref
 from pathlib import Path
 
 try:
@@ -20,7 +21,7 @@ class FolderLock:
     """Held from :meth:`take` to :meth:`release`, or to the end of the process. No file tells of it."""
 
     def __init__(self) -> None:
-        self._place: int | None = None
+        self._close: weakref.finalize[[int], FolderLock] | None = None
 
     def take(self, folder: Path) -> bool:
         """Whether the folder is ours now; where the file system knows no locks, it always is."""
@@ -32,16 +33,20 @@ class FolderLock:
         except OSError as error:
             os.close(place)
             return error.errno not in _BUSY
-        self._place = place
         _held.add(place)
+        self._close = weakref.finalize(self, _close, place)
         return True
 
     def release(self) -> None:
         """Let others write."""
-        if self._place is not None and self._place in _held:
-            _held.discard(self._place)
-            os.close(self._place)
-        self._place = None
+        if self._close is not None:
+            self._close()
+
+
+def _close(place: int) -> None:
+    if place in _held:
+        _held.discard(place)
+        os.close(place)
 
 
 def _leave_to_parent() -> None:

@@ -3,7 +3,8 @@
 The pool of data is inherited by the fork. The server model, messages and client memories lie in anonymous
 shared memory; pipes carry only small tuples. Outcomes are handed on in the order of the cohort, so
 sums, and with them all bits, do not depend on the number of workers. A worker that dies, or that is stopped or stuck
-(it has work and computes nothing), is replaced and its tasks done again. Evaluation is cut into fixed chunks that fill the time in which workers would wait.
+(it has work and computes nothing), is replaced and its tasks done again. Evaluation is cut into fixed chunks that fill
+the time in which workers would wait.
 """
 
 from __future__ import annotations

@@ -147,7 +147,10 @@ def _state(raw: bytes, rounds: int) -> State:
             raise ValueError(f"{str(name)[:40]!r} is no file of a checkpoint")
     if {key: int(value) for key, value in state["bytes"].items()}.keys() != {"bytes_down", "bytes_up"}:
         raise ValueError("bytes: bytes_down and bytes_up are needed")
-    return state | {"seconds": float(state["seconds"]), "clients": {str(int(c)): n for c, n in state["clients"].items()}}
+    return state | {
+        "seconds": float(state["seconds"]),
+        "clients": {str(int(c)): n for c, n in state["clients"].items()},
+    }
 
 
 def _up_to(raw: bytes, last: int) -> bytes:

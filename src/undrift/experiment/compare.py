@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Any
 from undrift.core.files import read_lines, write_atomic, write_json
 from undrift.errors import ConfigError
 from undrift.experiment.config import Config, toml_value
+from undrift.experiment.run_folder import read_summary
 from undrift.experiment.run_many import Planned
 from undrift.rounds.progress import rolling
 
@@ -101,7 +101,7 @@ def _score(folders: list[Path]) -> float:
 
 
 def _row(algorithm: str, setting: str, folders: list[Path]) -> Row:
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    summaries = [read_summary(folder) for folder in folders]
 
     def spread(key: str) -> tuple[float, float]:
         values = [float(s[key]) for s in summaries if s[key] is not None]

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tomli_w
@@ -19,6 +20,7 @@ from undrift.core.files import (
     finite,
     make_durable,
     read_content,
+    read_object,
     read_toml,
     records_of,
     unfinished,
@@ -26,12 +28,15 @@ from undrift.core.files import (
     write_json,
 )
 from undrift.core.lock import FolderLock
-from undrift.errors import ConfigError, RunError, RunWarning
+from undrift.errors import ConfigError, RunError, RunWarning, UnreadableError
 from undrift.experiment.checkpoint import Checkpoints
 from undrift.rounds.made_from import CHANGES, difference
 
 Settings = dict[str, Any]
 _MARK = "# checksum of what follows: "
+_SUMMED_UP = {"final_accuracy", "rolling_accuracy", "rise_time", "rounds_to", "bytes_down", "bytes_up", "seconds"}
+_SEARCHED = 20_000
+"""Folders that are looked into for runs."""
 
 
 class RunFolder:
@@ -62,12 +67,14 @@ class RunFolder:
         if held:
             _refuse_other(path, self.settings)
 
-    def begin(self, made_from: Mapping[str, str]) -> None:
+    def begin(self, made_from: Mapping[str, str] = MappingProxyType({})) -> None:
         """Make the folder ours and say whose it is, before anything else is written to it."""
         self._made_from = dict(made_from)
         self.path.mkdir(parents=True, exist_ok=True)
         if not self._lock.take(self.path):
-            raise ConfigError(f"output folder {self.path}: a run is under way there; wait for it, or give another --out")
+            raise ConfigError(
+                f"output folder {self.path}: a run is under way there; wait for it, or give another --out"
+            )
         self._check()  # another run may have come and gone since the first look
         for item in filter(unfinished, self.path.rglob(".*")):
             item.unlink(missing_ok=True)
@@ -79,8 +86,14 @@ class RunFolder:
         """Let others write."""
         self._lock.release()
 
-    def save(self, round: int, tensors: dict[str, Any], extra: dict[str, Any], files: Mapping[str, str]) -> None:
-        """A checkpoint; the records that it counts on are durable before it is."""
+    def save(
+        self,
+        round: int,
+        tensors: dict[str, Any],
+        extra: dict[str, Any],
+        files: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """A checkpoint; the records that it counts on are durable before it is. ``files``: clients', with checksums."""
         for name in self._tails:
             make_durable(self.path / name)
         state = {
@@ -198,3 +211,33 @@ def dotted(settings: Settings, prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a finished run, with which the folder's other files agree."""
+    path = folder / "summary.json"
+    summary = read_object(path)
+    if missing := sorted(_SUMMED_UP - summary.keys()):
+        raise UnreadableError(f"{path}: damaged (no {missing[0]} in it)")
+    sums = summary.pop("checksums", None)
+    if sums is None:  # from before there were any
+        return summary
+    if not isinstance(sums, dict) or sums.pop("summary", None) != digest_of_json(summary):
+        raise UnreadableError(f"{path}: damaged (its checksum is another)")
+    for name, known in sums.items():
+        if digest(read_content(folder / name)) != known:
+            raise UnreadableError(f"{folder / name}: damaged or of another run (summary.json knows another checksum)")
+    return summary
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folders of runs in or below a folder; refuses to search a whole machine for them."""
+    found = list[Path]()
+    for seen, (place, below, names) in enumerate(os.walk(folder)):
+        if seen >= _SEARCHED:
+            raise ConfigError(f"{folder}: more than {_SEARCHED} folders; name one nearer to the runs")
+        if "config.toml" in names:
+            found.append(Path(place))
+            below.clear()
+        below[:] = sorted(name for name in below if not name.startswith("."))
+    return sorted(found)

@@ -7,7 +7,6 @@ import ipaddress
 import os
 import re
 import secrets
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from undrift.errors import ConfigError
+from undrift.core.files import read_toml
+from undrift.errors import ConfigError, UnreadableError
+from undrift.experiment.run_folder import check_output
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _DAYS = 825
@@ -44,7 +45,8 @@ def init(folder: Path, sites: list[str], address: str = "127.0.0.1", port: int =
 
 
 def _check(folder: Path, sites: list[str], address: str) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    check_output(folder)
+    if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder}: exists already; a federation needs a new folder")
     if not sites or len(set(sites)) < len(sites):
         raise ConfigError(f"--sites {','.join(sites)}: different names joined by commas are needed")
@@ -206,11 +208,9 @@ class SiteFolder:
 
 def _settings(path: Path, **fields: type) -> dict[str, Any]:
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise ConfigError(f"{path}: no such file; `undrift federation init` writes it") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a TOML file ({error})") from None
+        settings = read_toml(path)
+    except UnreadableError as error:
+        raise ConfigError(f"{error}; `undrift federation init` writes it") from None
     for name in sorted(settings.keys() | fields.keys()):
         if name not in fields:
             raise ConfigError(f"{path}: unknown key {name!r}; known: {', '.join(fields)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
@@ -10,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from undrift.core.files import write_json
+from undrift.core.files import read_object, write_json
+from undrift.experiment.run_folder import read_summary
 from undrift.experiment.run_many import Planned
 from undrift.recipes import metrics
 from undrift.recipes.recipe import Arm, Number, Recipe, full_label
@@ -69,7 +69,7 @@ def write_evidence(evidence: Evidence, folder: Path) -> Path:
 
 def read_evidence(folder: Path) -> list[Evidence]:
     """All results in a folder, by name."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    return [read_object(path) for path in sorted(folder.glob("*.json"))]
 
 
 def _paper_arm(recipe: Recipe, options: Options, arm: Arm) -> tuple[Recipe, Options, Arm]:
@@ -103,7 +103,7 @@ def _arm(outcome: Outcome, arm: Arm) -> dict[str, Any]:
 
 def _run(names: Sequence[str], run: Planned) -> dict[str, Any]:
     plain = {(compared(name) or ("", "", name))[2] for name in names}
-    summary = json.loads((run.out / "summary.json").read_text())
+    summary = read_summary(run.out)
     return {
         "seed": run.config.seed,
         "metrics": {name: metrics.value(name, run.out) for name in sorted(plain)},
@@ -190,5 +190,5 @@ def _versions(outcome: Outcome) -> dict[str, str]:
     for runs in outcome.runs.values():
         for run in runs:
             if finished(run):
-                return dict(json.loads((run.out / "summary.json").read_text())["versions"])
+                return dict(read_summary(run.out).get("versions", {}))
     return {}

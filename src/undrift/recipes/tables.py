@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from undrift.core.files import write_atomic
-from undrift.errors import ConfigError
+from undrift.errors import ConfigError, UnreadableError
 from undrift.recipes import metrics
 from undrift.recipes.evidence import MISSING, Evidence, difference, falls_short, read_evidence
 from undrift.recipes.run import NO_SWEEP, TUNED, shown
@@ -72,7 +72,13 @@ def write_pages(results: Path, readme: Path | None) -> list[Path]:
     """Generate both pages; README.md is left alone where it has no markers."""
     evidence = read_evidence(results)
     page = results / "README.md"
-    write_atomic(page, results_page(evidence))
+    try:
+        text = results_page(evidence)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UnreadableError(
+            f"{results}: one of the *.json files is no result ({type(error).__name__}: {error})"
+        ) from None
+    write_atomic(page, text)
     written = [page]
     if readme is not None and readme.exists():
         text = readme.read_text(encoding="utf-8")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from undrift.core.files import read_lines
-from undrift.errors import ConfigError
-from undrift.experiment.run_folder import dotted
+from undrift.core.files import read_lines, read_object, read_toml
+from undrift.errors import ConfigError, UnreadableError
+from undrift.experiment.run_folder import dotted, find_runs
 
 SEEDS = ("seed", "partition.seed")
 
@@ -54,7 +53,7 @@ def find(folders: Sequence[Path]) -> list[Group]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: no such folder")
-        runs += [_read(path.parent) for path in sorted(folder.rglob("config.toml"))]
+        runs += [_read(path) for path in find_runs(folder)]
     unique = {run.path.resolve(): run for run in runs if run.records}
     if not unique:
         raise ConfigError(f"{', '.join(map(str, folders))}: no run with an evaluated round there")
@@ -63,11 +62,11 @@ def find(folders: Sequence[Path]) -> list[Group]:
 
 def _read(folder: Path) -> RunRecord:
     try:
-        settings = tomllib.loads((folder / "config.toml").read_text())
+        settings = read_toml(folder / "config.toml")
         conformal = folder / "conformal.json"
-        sets = json.loads(conformal.read_text()) if conformal.exists() else None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: cannot be read ({error})") from None
+        sets = read_object(conformal) if conformal.exists() else None
+    except UnreadableError as error:
+        raise ConfigError(str(error)) from None
     return RunRecord(folder, settings, read_lines(folder / "metrics.jsonl"), sets)
 
 

@@ -12,6 +12,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors.torch import load, save
@@ -86,12 +87,12 @@ class ClientStates:
         self._dirty.clear()
         return dict(self._files)
 
-    def restore(self, files: dict[int, str], checksums: Mapping[str, str]) -> None:
+    def restore(self, files: dict[int, str], checksums: Mapping[str, str] = MappingProxyType({})) -> None:
         """Go back to a checkpoint's files."""
         self._memory.clear()
         self._dirty.clear()
         self._files = dict(files)
-        self.checksums = {name: checksums[f"clients/{name}"] for name in files.values()}
+        self.checksums = {name: checksums.get(f"clients/{name}", "") for name in files.values()}
 
     def __len__(self) -> int:
         return len(self._memory.keys() | self._files.keys())

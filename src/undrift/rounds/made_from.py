@@ -1,4 +1,4 @@
-"""What a run is made from besides its settings: data, loss, starting model, versions; so that no other is taken for it."""
+"""What a run is made from besides its settings: data, loss, starting model, versions: nothing else is it."""
 
 from __future__ import annotations
 

@@ -91,9 +91,16 @@ class Checkpoints:
             raise RunError(f"{self.run}: no checkpoint can be used: {wrong}")
         return None
 
+    def newest_round(self) -> int:
+        """The round of the newest checkpoint; 0: there is none."""
+        return self._round_of(self.newest)
+
     def safe(self) -> int:
         """The round that this run will not go back behind."""
-        for path in (self.previous, self.newest):
+        return self._round_of(self.previous, self.newest)
+
+    def _round_of(self, *paths: Path) -> int:
+        for path in paths:
             try:
                 return int(read_object(path)["round"])
             except (UnreadableError, LookupError, TypeError, ValueError):

@@ -127,6 +127,8 @@ class EngineConfig(Section):
     checkpoint_seconds: float = Field(default=10.0, ge=0, le=1e9)
     min_sites: Count = 1
     round_timeout: float = Field(default=600.0, gt=0, le=1e6)
+    most_samples: Count = Field(default=10_000_000, description="flower: a site that says it has more is refused")
+    max_norm: Rate | None = Field(default=None, description="flower: a larger update makes its site lost")
     federation: str | None = None
     timeout: float = Field(
         default=300.0,

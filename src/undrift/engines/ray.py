@@ -27,6 +27,7 @@ from torch import Tensor
 from undrift.core.nested import map_leaves
 from undrift.core.numerics import settle
 from undrift.core.plugins import own_modules
+from undrift.core.signals import impatient
 from undrift.core.tree import Packing, Tree, clone, copy_into
 from undrift.core.trouble import describe
 from undrift.data.samples import InMemory, Samples
@@ -43,6 +44,8 @@ _RETRIES = 20
 """A task whose workers die more often than this ends the run."""
 _RETURNED = 64 << 20
 """Bytes that a task may return, unless one client alone has more."""
+_LOOK = 1.0
+"""Seconds from one look at whether a stop was asked for to the next."""
 Array = NDArray[Any]
 
 
@@ -215,6 +218,7 @@ class Cluster:
         if self.address is None:
             cpus = None if workers is None else max(1, int(np.ceil(workers * self.cpus_per_worker)))
             own = {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        _keep_to_loopback(self.address is None)
         try:
             ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
@@ -291,7 +295,7 @@ class Ray:
                 return True
             if len(refs) < min(count, position + 2 * self.in_flight) and len(open_) < self.in_flight:
                 return False
-            ray.wait(open_, num_returns=1, fetch_local=False)
+            _await(open_, 1)
 
     def _post(self, sent: Any, broadcast: Broadcast, group: Sequence[ClientTask]) -> Any:
         states = np.stack([_packed(self.messages.kept, task.kept, broadcast.x.dtype) for task in group])
@@ -321,6 +325,7 @@ class Ray:
 
     def _get(self, ref: Any, who: str) -> Any:
         try:
+            _await([ref], 1)
             return ray.get(ref)
         except RayTaskError as error:
             if isinstance(error.cause, UndriftError):  # it says itself where it happened
@@ -344,6 +349,7 @@ class Ray:
     def get(self, promises: Sequence[Any]) -> list[Any]:
         """Wait for results."""
         try:
+            _await(list(dict.fromkeys(promises)), len(set(promises)))
             return list(ray.get(list(promises)))
         except (RayActorError, ObjectLostError) as error:
             raise ActorLostError(_first_line(error)) from None
@@ -363,6 +369,23 @@ class Ray:
         self._parcels.clear()
         if self.owned:
             ray.shutdown()
+
+
+def _keep_to_loopback(own: bool) -> None:
+    """A cluster of our own listens on this machine only.
+
+    Ray takes 127.0.0.1 for "whatever address others reach this machine at", and listens on all of them, unless it is
+    told that there are no other machines.
+    """
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0" if own else "1"
+    ray._private.ray_constants.ENABLE_RAY_CLUSTER = not own
+
+
+def _await(refs: list[Any], count: int) -> None:
+    """Wait for some of the results; a stop that was asked for need not wait for ever."""
+    while len(ray.wait(refs, num_returns=count, timeout=_LOOK, fetch_local=False)[0]) < count:
+        if impatient():
+            raise KeyboardInterrupt
 
 
 def ray_engine(address: str | None, cpus_per_worker: float, gpus_per_worker: float) -> Cluster:

@@ -10,6 +10,7 @@ import json
 import os
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-DAMAGE = {
+DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a client's file is missing": ("clients", lambda path: path.unlink()),
     "a client's file is cut": ("clients", _cut),
     "rubbish in state.json": ("state.json", lambda path: path.write_text("[1, 2")),
@@ -195,12 +196,14 @@ def test_configurations_that_are_none(config: str, here: Path, undrift: Undrift)
 @pytest.mark.parametrize(
     "words",
     [
-        ("run", "c.toml", "--out", "a\0b"), ("run", "c.toml", "--out", "x" * 5000), ("run", "c.toml", "--out", "c.toml/out"),
+        ("run", "c.toml", "--out", "a\0b"), ("run", "c.toml", "--out", "x" * 5000),
+        ("run", "c.toml", "--out", "c.toml/out"),
         ("run", "a\0b"), ("run", "x" * 5000), ("compare", "c.toml", "--algorithms", "fedavg", "--out", "c.toml"),
         ("compare", "c.toml", "--algorithms", "fedavg", "--out", "c.toml/a"), ("demo", "--out", "c.toml"),
         ("diagnose", "c.toml", "--out", "c.toml"), ("diagnose", "c.toml", "--rates", "nan"),
         ("reproduce", "fsl-table-1", "--scale", "nan"), ("reproduce", "fsl-table-1", "--results", "c.toml"),
-        ("plot", "c.toml"), ("plot", "x" * 5000), ("conformal", "x" * 5000), ("data", "check", "cifar10", "--root", "a\0b"),
+        ("plot", "c.toml"), ("plot", "x" * 5000), ("conformal", "x" * 5000),
+        ("data", "check", "cifar10", "--root", "a\0b"),
         ("federation", "init", "c.toml", "--sites", "a,b"), ("federation", "serve", "c.toml"),
         ("cuts", "c.toml", "--set", "model.hidden=[1000000000]"), ("results", "--results", "a\0b"),
     ],
@@ -236,5 +239,4 @@ def test_summing_up_takes_time_in_proportion() -> None:
         summarise(records, [0.9])
         return time.process_time() - start
 
-    assert min(seconds(20_000) for _ in range(3)) < 5
-    assert min(seconds(20_000) for _ in range(3)) < 30 * min(seconds(2_000) for _ in range(3))
+    assert seconds(20_000) < 30 * min(seconds(2_000) for _ in range(3))

@@ -110,8 +110,9 @@ class Flower:
             self._checked(broadcast, task, name, answers.get(name, "is not connected"))
             for name, task in zip(names, tasks, strict=True)
         ]
+        outs = without_huge(outs, terms.sites)
         self._norms(broadcast.round, outs)
-        for task, out in zip(tasks, without_huge(outs, terms.sites), strict=True):
+        for task, out in zip(tasks, outs, strict=True):
             if isinstance(out, Outcome):
                 heard += 1
                 self.last |= {task.client: broadcast.round} if task.kept else {}

@@ -28,6 +28,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
@@ -57,7 +58,7 @@ def patient() -> RetryInvoker:
 def control(server: ServerFolder) -> ControlHttpClient:
     """The operators' API of this machine's SuperLink."""
     version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-    interceptors = [CliClientHttpInterceptor(), version, _Proof(server.secret)]
+    interceptors: list[ProtobufClientInterceptor] = [CliClientHttpInterceptor(), version, _Proof(server.secret)]
     return ControlHttpClient.from_server_address(server.local, False, server.ca, interceptors)
 
 

@@ -77,11 +77,11 @@ def settings_of(draw: random.Random, text: str) -> bytes:
                 continue
             settings[section][key] = value
         elif kind == "name":
-            settings.setdefault("algorithm", {})["name"] = "+".join(
-                draw.sample(NAMES["algorithm"], draw.choice((1, 1, 2)))
-            )
-            settings.setdefault("partition", {})["scheme"] = draw.choice(NAMES["scheme"])
-            settings.setdefault("model", {})["name"] = draw.choice(NAMES["model"])
+            chosen = {"algorithm": "+".join(draw.sample(NAMES["algorithm"], draw.choice((1, 1, 2))))}
+            chosen |= {key: draw.choice(NAMES[key]) for key in ("scheme", "model")}
+            for part, key in (("algorithm", "name"), ("partition", "scheme"), ("model", "name")):
+                if isinstance(settings.setdefault(part, {}), dict):
+                    settings[part][key] = chosen["scheme" if part == "partition" else part]
         elif kind == "drop" and settings[section]:
             del settings[section][draw.choice(list(settings[section]))]
         elif kind == "add":

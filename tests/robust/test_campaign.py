@@ -19,11 +19,12 @@ ATTEMPTS = {"configurations": 30, "command lines": 15, "run folders": 12, "bit f
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder to work in, and the alarm as it was."""
-    before = signal.getsignal(signal.SIGALRM)
+    before = {sign: signal.getsignal(sign) for sign in (signal.SIGALRM, signal.SIGPROF)}
     monkeypatch.chdir(tmp_path)
     fuzzing.prepare(tmp_path)
     yield tmp_path
-    signal.signal(signal.SIGALRM, before)
+    for sign, handler in before.items():
+        signal.signal(sign, handler)
 
 
 @pytest.mark.filterwarnings("default")

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-processors coverage lint format docs package bench clean
+.PHONY: demo test test-processors coverage lint format docs package bench fuzz soak audit clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -46,6 +46,21 @@ format: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/run.py
+
+# The campaign: absurd configurations and command lines, damaged folders and data files. SEED, SECONDS (for each part).
+SEED ?= 0
+SECONDS ?= 600
+fuzz: .venv/ready
+	nice -n 5 $(BIN)/python tests/robust/fuzzing.py --seed $(SEED) --seconds $(SECONDS)
+
+# Ten thousand rounds and two hundred kills.
+soak: .venv/ready
+	nice -n 5 $(BIN)/python tests/robust/soaking.py --rounds 10000 --kills 200 --seed $(SEED)
+
+# Known weaknesses of what undrift is built on; needs the network, or a mirror of the advisory database.
+audit: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/python -m pip_audit --requirement constraints.txt --no-deps --disable-pip
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

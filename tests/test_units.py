@@ -283,7 +283,6 @@ def test_the_store_keeps_versions_until_a_checkpoint_is_made(tmp_path: Path) -> 
     store = ClientStates(memory(0), tmp_path, budget=0)
     store.put(7, memory(1), round=1)
     checkpoint = store.flush()
-    store.tidy()
     store.put(7, memory(2), round=2)
     store.put(8, memory(3), round=2)
     assert value_of(store, 7) == 2
@@ -291,11 +290,9 @@ def test_the_store_keeps_versions_until_a_checkpoint_is_made(tmp_path: Path) -> 
     late = ClientStates(memory(0), tmp_path, budget=0)
     late.restore(checkpoint)
     assert [value_of(late, client) for client in (7, 8)] == [1, None]
-    assert [path.name for path in tmp_path.iterdir()] == [checkpoint[7]]
-    late.put(7, memory(5), round=2)
-    files = late.flush()
-    late.tidy()
-    assert [path.name for path in tmp_path.iterdir()] == [files[7]]
+    late.put(7, memory(5), round=3)
+    assert late.flush() != checkpoint
+    assert (tmp_path / checkpoint[7]).exists()
 
 
 # Files and folders.
@@ -319,28 +316,31 @@ def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
     assert read_lines(path) == [{"round": 1}, {"round": 2}]
 
 
+EXTRA = {"clients": {}, "bytes": {"bytes_down": 0, "bytes_up": 0}, "seconds": 0.0}
+
+
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run", {"a": 1}, resume=False)
     assert folder.load() is None
-    folder.save(3, {"x": torch.ones(3)}, {"clients": {}})
+    folder.save(3, {"x": torch.ones(3)}, EXTRA)
     state, tensors = folder.load() or ({}, {})
     assert (state["round"], tensors["x"].tolist()) == (3, [1, 1, 1])
     server = tmp_path / "run" / "checkpoint" / "server-3.safetensors"
     server.write_bytes(server.read_bytes()[:-4])
-    with pytest.raises(RunError, match=r"checkpoint in .* cannot be read"):
+    with pytest.raises(RunError, match=r"no checkpoint can be used: .*server-3.safetensors: damaged"):
         folder.load()
     (tmp_path / "run" / "checkpoint" / "state.json").write_text("{")
-    with pytest.raises(RunError, match="cannot be read"):
+    with pytest.raises(RunError, match=r"state.json: damaged"):
         folder.load()
 
 
-def test_only_the_newest_checkpoint_is_kept(tmp_path: Path) -> None:
+def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run", {}, resume=False)
     for round in (1, 2, 3):
-        folder.save(round, {"x": torch.full((2,), float(round))}, {})
+        folder.save(round, {"x": torch.full((2,), float(round))}, EXTRA)
     names = sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir())
-    assert names == ["server-3.safetensors", "state.json"]
-    assert json.loads((tmp_path / "run" / "checkpoint" / "state.json").read_text())["server"] == names[0]
+    assert names == ["previous.json", "server-2.safetensors", "server-3.safetensors", "state.json"]
+    assert json.loads((tmp_path / "run" / "checkpoint" / "state.json").read_text())["server"] == names[2]
 
 
 def test_what_a_killed_process_left_is_no_other_run(tmp_path: Path) -> None:

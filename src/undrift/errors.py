@@ -29,3 +29,11 @@ class DivergedError(RunError):
 
 class MessageError(RunError):
     """What a client sent cannot be decoded; the client counts as lost."""
+
+
+class UnreadableError(RunError):
+    """A file that is not what it must be: missing, cut short, damaged, endless; the message names it."""
+
+
+class RunWarning(UserWarning):
+    """Something about a run that its owner should know, although it goes on."""

@@ -188,4 +188,4 @@ def test_usage_errors(arguments: str, here: Path, undrift: Undrift) -> None:
 def test_a_folder_that_cannot_be_made_is_refused(here: Path, undrift: Undrift) -> None:
     (here / "a file").touch()
     answer = undrift("run", "c.toml", "--out", "a file/out", "--quiet")
-    assert_refused(answer, ["a file/out", "Not a directory"], here / "a file" / "out")
+    assert_refused(answer, ["a file/out", "a file is a file"], here / "a file" / "out")

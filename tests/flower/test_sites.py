@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from undrift.core.tree import flatten
 from undrift.errors import ConfigError, DataError, RunError
 from undrift.experiment.config import Config
 from undrift.experiment.run_folder import RunFolder
-from undrift.federation.daemons import LocalOnly
 from undrift.federation.engine import Answer
 from undrift.federation.messages import RAW, RefusedError, meta_of, pack, vector_of
 from undrift.federation.run import over, refuse
@@ -266,31 +264,6 @@ def test_keys_are_private_and_folders_are_not_written_over(world: Path) -> None:
     (world / "fed" / "east" / "site.toml").write_text('name = "east"\nserver = "x:1"\nallow = true\n')
     with pytest.raises(ConfigError, match="unknown key 'allow'"):
         Nearby(world / "fed", world)
-
-
-@pytest.mark.parametrize(
-    ("host", "path", "passed"),
-    [
-        ("127.0.0.1", "/v1/control/start-run", True),
-        ("::1", "/v1/control/register-node", True),
-        ("10.0.0.7", "/v1/fleet/pull-messages", True),
-        ("10.0.0.7", "/v1/control/register-node", False),
-        ("10.0.0.7", "/v1/runtime/acquire-task", False),
-    ],
-)
-def test_other_machines_may_only_do_what_sites_do(host: str, path: str, passed: bool) -> None:
-    reached, sent = list[str](), list[dict[str, Any]]()
-
-    async def inner(scope: Any, receive: Any, send: Any) -> None:
-        reached.append(scope["path"])
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "path": path, "client": (host, 1)}
-    asyncio.run(LocalOnly(inner)(scope, None, send))
-    assert bool(reached) == passed
-    assert [message["status"] for message in sent if "status" in message] == ([] if passed else [403])
 
 
 def test_a_site_computes_on_the_layout_of_the_simulation(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+import traceback
+import warnings
+from typing import Annotated, TextIO
 
 import click
 import torch
@@ -24,8 +27,12 @@ from undrift.cli.recipes import recipes, reproduce_, results_
 from undrift.cli.report import report
 from undrift.cli.rules import rules
 from undrift.cli.run import run
+from undrift.core.files import first_line
+from undrift.core.text import printable
 from undrift.core.version import VERSION
-from undrift.errors import InputError, UndriftError
+from undrift.errors import InputError, RunWarning, UndriftError
+
+_DEBUG = "--debug"
 
 typer.core.HAS_RICH = False  # help is plain text, in which Typer would escape brackets for Rich
 app = typer.Typer(
@@ -62,7 +69,10 @@ app.add_typer(
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option(_DEBUG, help="Show where in the code an error happened.")] = False,
+) -> None:
     if version:
         typer.echo(f"undrift {VERSION}")
         raise typer.Exit
@@ -71,23 +81,59 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 def main() -> None:
     """Entry point: errors become one line on stderr and an exit code."""
     torch.set_num_threads(1)  # work is spread over processes; forked ones must not wait for threads they do not have
-    try:
-        code = app(standalone_mode=False, prog_name="undrift")
-        sys.exit(code if isinstance(code, int) else 0)
-    except InputError as error:
-        _fail(str(error), 2)
-    except UndriftError as error:
-        _fail(str(error), 1)
-    except click.UsageError as error:
-        _fail(f"{error.format_message()} (see undrift --help)", 2)
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
-    except InterruptedRunError as error:
-        _fail(f"interrupted; {error}", 130)
-    except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted", 130)
+    arguments = [word for word in sys.argv[1:] if word != _DEBUG]
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        warnings.simplefilter("always", RunWarning)
+        try:
+            code = app(args=arguments, standalone_mode=False, prog_name="undrift")
+        except BaseException as error:
+            if isinstance(error, Exception) and len(arguments) < len(sys.argv) - 1:
+                traceback.print_exception(error)
+            message, code = _told(error)
+            if message:
+                print(f"undrift: {printable(message)}", file=sys.stderr)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str, code: int) -> None:
-    print(f"undrift: {message}", file=sys.stderr)
-    sys.exit(code)
+def _told(error: BaseException) -> tuple[str, int]:
+    """An error in one line, and the exit code."""
+    match error:
+        case InputError():
+            return str(error), 2
+        case UndriftError():
+            return str(error), 1
+        case click.UsageError():
+            return f"{error.format_message()} (see undrift --help)", 2
+        case click.exceptions.Exit():
+            return "", error.exit_code
+        case InterruptedRunError():
+            return f"interrupted; {error}", 130
+        case KeyboardInterrupt() | click.Abort():
+            return "interrupted", 130
+        case SystemExit():
+            return "", error.code if isinstance(error.code, int) else 1
+        case BrokenPipeError():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads what is left
+            return "", 1
+    return f"{_what(error)} ({_DEBUG} shows where)", 1
+
+
+def _what(error: BaseException) -> str:
+    """What is left when nothing better is known about an error."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, MemoryError):
+        return "out of memory" + (f": {first_line(error)}" if str(error) else "")
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    print(f"undrift: warning: {printable(str(message))}", file=sys.stderr)

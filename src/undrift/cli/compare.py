@@ -15,6 +15,7 @@ from undrift.data import DataSet
 from undrift.errors import ConfigError
 from undrift.experiment import compare as table
 from undrift.experiment.config import Config, read
+from undrift.experiment.run_folder import check_output
 from undrift.experiment.run_many import Planned, check, raise_first, run_many
 
 
@@ -37,8 +38,7 @@ def compare(
     if resume and out is None:
         raise ConfigError("--resume: say which comparison with --out DIR")
     folder = out or new_folder("compare")
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"output folder {folder} is a file")
+    check_output(folder)
     if folder.exists() and any(folder.iterdir()) and not resume:
         raise ConfigError(f"output folder {folder} is not empty; give another --out, or --resume to go on with it")
     names = [name.strip() for name in algorithms.split(",") if name.strip()]

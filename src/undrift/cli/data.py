@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from undrift.cli.display import console
+from undrift.core.text import printable
 from undrift.core.words import nearest
 from undrift.data.catalogue import CATALOGUE
 from undrift.data.fetch import check as check_files
@@ -36,7 +38,7 @@ Root = Annotated[
 def list_sets(root: Root = None) -> None:
     """Show the data sets that a configuration can name, and which are there."""
     base = data_root(root)
-    table = Table(title=f"Data sets in {base}", title_justify="left")
+    table = Table(title=escape(printable(f"Data sets in {base}")), title_justify="left")
     for heading in ("name", "there", "what"):
         table.add_column(heading, no_wrap=heading != "what")
     for name in NAMES:

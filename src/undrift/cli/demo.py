@@ -9,6 +9,7 @@ import typer
 from undrift.cli.compare import compare_runs
 from undrift.cli.options import Out, Quiet, new_folder
 from undrift.experiment.config import parse
+from undrift.experiment.run_folder import check_output
 
 SEEDS = 3
 ALGORITHMS = ("fedavg", "fedprox", "scaffold", "fedpvr", "feddyn", "fedadc", "fsl", "fedpvr+fsl")
@@ -34,10 +35,12 @@ def demo(out: Out = None, quiet: Quiet = False) -> None:
 
     Example: undrift demo
     """
+    folder = out or new_folder("demo")
+    check_output(folder)
     settings = parse(CONFIG)
     typer.echo(
         "scikit-learn's handwritten digits at 20 clients, each with 1 of the 10 classes;\n"
         "5 clients take part in a round. "
         f"{len(ALGORITHMS)} algorithms, {settings.train.rounds} rounds each, {SEEDS} seeds."
     )
-    compare_runs(settings, ALGORITHMS, SEEDS, [()], out or new_folder("demo"), None, quiet)
+    compare_runs(settings, ALGORITHMS, SEEDS, [()], folder, None, quiet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -79,6 +80,6 @@ def _factors(text: str) -> list[float]:
         factors = [float(part) for part in text.split(",")]
     except ValueError:
         factors = []
-    if not factors or min(factors) <= 0:
+    if not factors or not all(0 < factor < math.inf for factor in factors):
         raise ConfigError(f"--rates {text}: positive numbers joined by commas are expected, as in 0.5,1,2")
     return factors

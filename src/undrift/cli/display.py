@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -17,11 +18,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from undrift.core.text import printable
+
 
 def console(*, stderr: bool = False) -> Console:
     """A console that writes no control codes when piped, and wide enough lines then."""
-    out = Console(stderr=stderr, highlight=False)
-    return out if out.is_terminal else Console(stderr=stderr, highlight=False, width=200)
+    plain: Any = {"stderr": stderr, "highlight": False, "markup": False, "emoji": False}
+    out = Console(**plain)
+    return out if out.is_terminal else Console(**plain, width=200)
 
 
 class Meter:
@@ -36,10 +40,10 @@ class Meter:
         self._first: int | None = None
         if self.live:
             self.progress = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}"),
+                TextColumn("{task.fields[note]}", markup=False),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
@@ -86,5 +90,5 @@ def show(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on the screen."""
     table = Table(*header)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     console().print(table)

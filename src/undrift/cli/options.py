@@ -14,6 +14,12 @@ Set = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Out = Annotated[Path | None, typer.Option(help="Output folder (default: a new one under runs/).")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+AcceptData = Annotated[
+    bool, typer.Option("--accept-changed-data", help="Resume although data, loss or starting model changed.")
+]
+AcceptVersions = Annotated[
+    bool, typer.Option("--accept-changed-versions", help="Resume although undrift, torch or the processor changed.")
+]
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The configuration.")]
 
 

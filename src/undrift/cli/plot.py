@@ -16,9 +16,11 @@ def plot(
 
     Example: undrift plot runs/compare --out pictures
     """
+    from undrift.experiment.run_folder import check_output
     from undrift.report.pictures import draw
 
     target = out or (folders[0] / "plots" if len(folders) == 1 else Path("plots"))
+    check_output(target)
     paths, remarks = draw(folders, target)
     for remark in remarks:
         typer.echo(remark, err=True)

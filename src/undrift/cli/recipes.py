@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from undrift.cli.report import offer
 from undrift.core.files import write_json
 from undrift.errors import ConfigError, InputError, RunError, UndriftError
 from undrift.experiment.config import toml_value
+from undrift.experiment.run_folder import check_output
 from undrift.experiment.run_many import Planned
 from undrift.recipes import RECIPES
 from undrift.recipes.estimate import hours_of, planned_runs
@@ -76,8 +78,13 @@ def reproduce_(
 
     Example: undrift reproduce fsl-table-1 --scale 0.1 --seeds 2 --budget 60
     """
-    if scale == 0.0:
-        raise ConfigError("--scale 0: above 0 and at most 1")
+    if not 0.0 < scale <= 1.0:
+        raise ConfigError(f"--scale {scale:g}: above 0 and at most 1")
+    if budget is not None and math.isnan(budget):
+        raise ConfigError("--budget nan: minutes are needed")
+    for folder in (out, results):
+        if folder is not None:
+            check_output(folder)
     alone = {
         "size": size,
         "scale": scale,

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from undrift.cli.display import Meter, show
-from undrift.cli.options import ConfigPath, InterruptedRunError, Out, Quiet, Resume, Set, new_folder
+from undrift.cli.options import (
+    AcceptData,
+    AcceptVersions,
+    ConfigPath,
+    InterruptedRunError,
+    Out,
+    Quiet,
+    Resume,
+    Set,
+    new_folder,
+)
 from undrift.core.clock import shares
 from undrift.errors import ConfigError
 from undrift.experiment.config import Config, read
 from undrift.experiment.from_config import run_config
+from undrift.experiment.run_folder import check_output
 from undrift.rounds.progress import Monitor, note_of
 
 
@@ -24,6 +36,8 @@ def run(
     workers: Annotated[int | None, typer.Option(help="Processes; 0: in this one.", min=0)] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Say where the time of a round goes.")] = False,
     quiet: Quiet = False,
+    accept_data: AcceptData = False,
+    accept_versions: AcceptVersions = False,
 ) -> None:
     """One run.
 
@@ -35,10 +49,14 @@ def run(
     if resume and out is None:
         raise ConfigError("--resume: say which run with --out DIR")
     folder = out or new_folder(f"{settings.data.name}-{settings.algorithm['name']}")
-    run_to(folder, settings, resume=resume, quiet=quiet, profile=profile)
+    check_output(folder)
+    accept = [kind for kind, given in (("data", accept_data), ("versions", accept_versions)) if given]
+    run_to(folder, settings, resume=resume, quiet=quiet, profile=profile, accept=accept)
 
 
-def run_to(folder: Path, settings: Config, *, resume: bool, quiet: bool, profile: bool) -> None:
+def run_to(
+    folder: Path, settings: Config, *, resume: bool, quiet: bool, profile: bool, accept: Sequence[str] = ()
+) -> None:
     """Run with progress on the screen, and say what came of it."""
     try:
         with Meter("round", settings.train.rounds, quiet=quiet) as meter:
@@ -47,6 +65,7 @@ def run_to(folder: Path, settings: Config, *, resume: bool, quiet: bool, profile
                 folder,
                 resume=resume,
                 profile=profile,
+                accept=accept,
                 progress=lambda round, rounds, record: meter.at(round, note_of(record)),
             )
     except KeyboardInterrupt:

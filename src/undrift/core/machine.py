@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -17,6 +18,14 @@ def versions() -> dict[str, str]:
     """What the numbers were made with."""
     own = {"undrift": VERSION + commit(), "torch": torch.__version__, "numpy": np.__version__}
     return own | {"python": platform.python_version(), "processor": processor()}
+
+
+def memory_bytes() -> int:
+    """The memory of this machine."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # pragma: no cover - a system that does not tell
+        return 1 << 36
 
 
 @functools.cache

@@ -1,29 +1,54 @@
-"""Ctrl-C that lets what is under way finish, so that it can be saved."""
+"""Ctrl-C, SIGTERM and SIGHUP that let what is under way finish, so that it can be saved; but not for ever."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
+
+STOP = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+GRACE = 5.0
+"""Seconds for which a round that waits for other processes may go on once a stop was asked for."""
+_AGAIN = 0.5
+"""Seconds after which a second signal is meant: ends of terminals and service managers send several at once."""
+_asked: list[float] = []
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Gives a function that says whether an interrupt was asked for; a second Ctrl-C stops at once."""
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    if ignored or threading.current_thread() is not threading.main_thread():
+    """Gives a function that says whether a stop was asked for; asked for again, it comes at once."""
+    if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    asked: list[bool] = []
 
-    def ask(signum: int, frame: object) -> None:
-        if asked:
+    def ask(number: int, frame: object) -> None:
+        if _asked and time.monotonic() - _asked[0] > _AGAIN:
             raise KeyboardInterrupt
-        asked.append(True)
+        _asked.append(time.monotonic())
 
-    before = signal.signal(signal.SIGINT, ask)
+    before: dict[int, Any] = {sign: signal.getsignal(sign) for sign in STOP}
+    heard = [sign for sign, handler in before.items() if handler not in (signal.SIG_IGN, None)]
+    _asked.clear()
+    for sign in heard:
+        signal.signal(sign, ask)
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(_asked)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for sign in heard:
+            signal.signal(sign, before[sign])
+        _asked.clear()
+
+
+def impatient() -> bool:
+    """Whether a stop was asked for so long ago that what is waited for should be given up."""
+    return bool(_asked) and time.monotonic() - _asked[0] > GRACE
+
+
+def leave_stopping_to_parent() -> None:
+    """In a worker: a stop that reaches the whole group is the parent's to handle; the worker ends with it."""
+    _asked.clear()
+    for sign in STOP:
+        signal.signal(sign, signal.SIG_IGN)

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from undrift.core.machine import memory_bytes
 from undrift.errors import DataError
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
+LARGEST = 1 << 30
+"""Bytes of the largest published file, unpacked, and some more."""
 
 
 def read_bytes(path: Path, get: str) -> bytes:
@@ -21,17 +24,24 @@ def read_bytes(path: Path, get: str) -> bytes:
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     try:
         if not path.exists() and plain.is_file():
-            return plain.read_bytes()
+            path = plain
         if path.suffix == ".gz":
             with gzip.open(path) as stream:
-                return stream.read()
-        return path.read_bytes()
+                return _bounded(stream.read(LARGEST + 1), path)
+        with path.open("rb") as stream:
+            return _bounded(stream.read(LARGEST + 1), path)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; `undrift data get {get}` fetches it") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: damaged gzip file ({error}); delete it and run `undrift data get {get}`") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _bounded(content: bytes, path: Path) -> bytes:
+    if len(content) > LARGEST:
+        raise DataError(f"{path}: more than {LARGEST >> 20} MB; no published file is that large")
+    return content
 
 
 def parse_idx(raw: bytes, path: Path) -> NDArray[np.uint8]:
@@ -108,10 +118,17 @@ def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()
 
 
 def _member(archive: Any, name: str, path: Path) -> NDArray[Any]:
+    size = sum(item.file_size for item in archive.zip.infolist() if item.filename.removesuffix(".npy") == name)
+    if size > memory_bytes() // 2:
+        raise DataError(
+            f"{path}: array {name!r} takes {size >> 30} GB unpacked; at most half of this machine's memory is used"
+        )
     try:
-        array: NDArray[Any] = archive[name]
+        array = archive[name]
     except Exception as error:
         raise DataError(f"{path}: array {name!r} is unreadable ({_one_line(error)})") from None
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{path}: array {name!r} is unreadable (its beginning is not that of an array)")
     return array
 
 

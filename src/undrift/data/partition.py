@@ -18,7 +18,6 @@ All randomness comes from the stream "partition" of the seed.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from undrift.core.files import read_json
 from undrift.core.streams import stream
 from undrift.core.words import unknown
-from undrift.errors import ConfigError, DataError
+from undrift.errors import ConfigError, DataError, UnreadableError
 
 Ints = NDArray[np.int64]
 
@@ -82,13 +82,9 @@ def partition(
 def load_indices(path: str | Path) -> list[list[int]]:
     """Read a JSON file with a list of sample indices for each client."""
     try:
-        lists = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file (partition.file)") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not a JSON file ({error})") from None
+        lists = read_json(Path(path))
+    except UnreadableError as error:
+        raise DataError(f"partition.file {error}") from None
     if not isinstance(lists, list):
         raise DataError(f"{path}: must hold a list of index lists, one for each client")
     for client, own in enumerate(lists):

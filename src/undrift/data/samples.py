@@ -131,7 +131,8 @@ class InMemory:
         for leaf in (*leaves(self.inputs), *leaves(self.targets)):
             dense = leaf.permute(0, 2, 3, 1) if leaf.dim() == 4 else leaf
             digest.update(f"{leaf.dtype}{list(leaf.shape)}".encode())
-            digest.update(memoryview(dense.detach().cpu().contiguous().numpy()).cast("B"))
+            if leaf.numel():
+                digest.update(memoryview(dense.detach().cpu().contiguous().numpy()).cast("B"))
         return digest.hexdigest()
 
     @cached_property

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from undrift.core.machine import memory_bytes
 from undrift.core.streams import stream
 from undrift.data.dataset import DataSet
 from undrift.data.samples import InMemory
@@ -34,6 +35,8 @@ def synthetic(*, samples: int, features: int, classes: int, heterogeneity: float
         raise DataError(f"data.heterogeneity = {heterogeneity}: must be a number from 0 on")
     if samples < clients:
         raise DataError(f"data.samples = {samples}: fewer than data.clients = {clients}")
+    if max(2 * samples, classes, clients) * features * 8 > memory_bytes() // 2:
+        raise DataError(f"data.samples = {samples}: with {features} features more than half of this machine's memory")
     rng = stream(seed, "synthetic")
     W, b = rng.standard_normal((features, classes)), rng.standard_normal(classes)
     x = np.empty((samples + max(samples // 5, 1), features))

@@ -19,6 +19,7 @@ from undrift.diagnose.report import Diagnosis, page
 from undrift.errors import ConfigError
 from undrift.experiment.config import Config
 from undrift.experiment.from_config import data_of, work_of
+from undrift.experiment.run_folder import check_output
 from undrift.rounds.work import Work
 
 Say = Callable[[str], None]
@@ -36,6 +37,7 @@ class Prepared:
 
 def prepare(config: Config, out: Path) -> Prepared:
     """Load and check everything; FedAvg stands in for the algorithm, which is what we want to find."""
+    check_output(out)
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"output folder {out} is not empty; give another --out")
     data = data_of(config)

@@ -2,15 +2,17 @@
 
 The pool of data is inherited by the fork. The server model, messages and client memories lie in anonymous
 shared memory; pipes carry only small tuples. Outcomes are handed on in the order of the cohort, so
-sums, and with them all bits, do not depend on the number of workers. A worker that dies is replaced and its
-task done again. Evaluation is cut into fixed chunks that fill the time in which workers would wait.
+sums, and with them all bits, do not depend on the number of workers. A worker that dies, or that is stopped or stuck
+(it has work and computes nothing), is replaced and its tasks done again. Evaluation is cut into fixed chunks that fill
+the time in which workers would wait.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import signal
+import os
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ from weakref import WeakValueDictionary
 from torch import Tensor
 
 from undrift.core.numerics import settle
+from undrift.core.processes import die_with, processor_time
+from undrift.core.signals import impatient, leave_stopping_to_parent
 from undrift.core.tree import Packing, Tree, clone, copy_into, nbytes
 from undrift.core.trouble import describe
 from undrift.engines.serial import carried_out
@@ -41,6 +45,10 @@ _ROOM = 1 << 30
 """Bytes of shared memory for what clients keep; the rest lies in the driver's own and is copied when needed."""
 _DEATHS = 20
 """More deaths of workers than this end the run."""
+_LOOK = 1.0
+"""Seconds from one look at workers that do not answer to the next."""
+TIMEOUT = 300.0
+"""Seconds after which a worker that has work and computes nothing is replaced."""
 
 
 class _Memory:
@@ -67,7 +75,7 @@ def _place(packing: Packing) -> Tree:
 
 def _serve(pipe: Connection, work: Work, memory: _Memory) -> None:
     """A worker's life: take a task, do it, say so."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_stopping_to_parent()
     settle()
     worker = Worker(work)
     parts = pieces(work)
@@ -129,21 +137,35 @@ class _Process:
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
         self.process: ForkProcess = context.Process(
-            target=self._begin, args=(theirs, work, memory, others), daemon=True
+            target=self._begin, args=(os.getpid(), theirs, work, memory, others), daemon=True
         )
         self.process.start()
         theirs.close()
         self.tasks: deque[int] = deque()
+        self.idle = 0.0
+        self._computed: int | None = None
+        self._looked = time.monotonic()
 
-    def _begin(self, theirs: Connection, work: Work, memory: _Memory, others: list[_Process]) -> None:
+    def _begin(self, parent: int, theirs: Connection, work: Work, memory: _Memory, others: list[_Process]) -> None:
+        die_with(parent)
         # A forked worker inherits the driver's ends of all pipes; while it holds them, nobody sees an end of file.
         for process in (self, *others):
             process.pipe.close()
         _serve(theirs, work, memory)
 
-    def stop(self) -> None:
+    def look(self) -> float:
+        """For how long it has had work and computed nothing, as far as the system tells."""
+        computed, now = processor_time(self.process.pid or 0), time.monotonic()
+        if not self.tasks or computed is None or computed != self._computed:
+            self.idle = 0.0
+        else:  # where all of us were stopped, the time between two looks says nothing
+            self.idle += min(now - self._looked, 2 * _LOOK)
+        self._computed, self._looked = computed, now
+        return self.idle
+
+    def stop(self, patience: float = 5.0) -> None:
         self.pipe.close()
-        self.process.join(timeout=5)
+        self.process.join(timeout=patience)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
@@ -154,8 +176,8 @@ class Local:
 
     eager = False
 
-    def __init__(self, work: Work, worker: Worker, workers: int) -> None:
-        self.work = work
+    def __init__(self, work: Work, worker: Worker, workers: int, timeout: float = TIMEOUT) -> None:
+        self.work, self.timeout = work, timeout
         self.clock = worker.clock
         self.slot_count = 4 * workers
         self.memory = _Memory(work, worker, self.slot_count)
@@ -248,9 +270,13 @@ class Local:
 
     def _wait_for(self, number: int) -> Any:
         while number not in self._done:
+            if impatient():  # a stop was asked for, and what it waits for takes long
+                raise KeyboardInterrupt
             self._feed()
             with self.clock("waiting"):
-                ready = wait([process.pipe for process in self.processes])
+                ready = wait([process.pipe for process in self.processes], _LOOK)
+            if not ready:
+                self._look_after_workers()
             for process in list(self.processes):
                 if process.pipe in ready:
                     self._receive(process)
@@ -270,13 +296,21 @@ class Local:
         process.tasks.remove(number)
         self._done[number] = result
 
+    def _look_after_workers(self) -> None:
+        """Nobody answered for a while: replace who is stopped or stuck."""
+        for process in list(self.processes):
+            if process.look() > self.timeout:
+                process.process.kill()
+                self._replace(process)
+
     def _replace(self, dead: _Process) -> None:
         self.deaths += 1
+        dead.stop()
         if self.deaths > _DEATHS:
             raise RunError(
-                f"worker processes died {self.deaths} times; the last with exit code {dead.process.exitcode}"
+                f"worker processes died or were stuck {self.deaths} times; the last with exit code "
+                f"{dead.process.exitcode}"
             )
-        dead.stop()
         self.processes.remove(dead)
         for number in reversed(dead.tasks):
             queue = self._urgent if number in self._posted else self._spare
@@ -286,5 +320,5 @@ class Local:
     def close(self) -> None:
         """End the workers."""
         for process in self.processes:
-            process.stop()
+            process.stop(0.0 if process.tasks else 5.0)  # who still has work was given up
         self.processes.clear()

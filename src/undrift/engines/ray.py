@@ -11,25 +11,23 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import ray
 import torch
-from numpy.typing import NDArray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 from torch import Tensor
 
-from undrift.core.nested import map_leaves
 from undrift.core.numerics import settle
 from undrift.core.plugins import own_modules
+from undrift.core.signals import impatient
 from undrift.core.tree import Packing, Tree, clone, copy_into
 from undrift.core.trouble import describe
-from undrift.data.samples import InMemory, Samples
+from undrift.engines.ray_parcel import Array, Parcel, read_only
 from undrift.engines.serial import carried_out
 from undrift.errors import ConfigError, RunError, UndriftError
 from undrift.rounds.engine import Engine, Pending
@@ -43,74 +41,8 @@ _RETRIES = 20
 """A task whose workers die more often than this ends the run."""
 _RETURNED = 64 << 20
 """Bytes that a task may return, unless one client alone has more."""
-Array = NDArray[Any]
-
-
-def read_only(array: Array) -> Tensor:
-    """A tensor on memory that nobody writes to, without a copy."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(array)
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor as an array that Ray can map instead of copying."""
-
-    array: Array
-    images: bool
-
-    @staticmethod
-    def of(tensor: Tensor) -> _Stored:
-        images = tensor.ndim == 4
-        dense = (tensor.permute(0, 2, 3, 1) if images else tensor).detach().cpu().contiguous()
-        return _Stored(dense.numpy(), images)
-
-    def tensor(self) -> Tensor:
-        tensor = read_only(self.array)
-        return tensor.permute(0, 3, 1, 2) if self.images else tensor
-
-
-@dataclass(frozen=True)
-class _StoredSamples:
-    """Samples as they lie in the object store: what is read when needed travels as it is."""
-
-    inputs: Any
-    targets: Any
-
-    @staticmethod
-    def of(samples: Samples | None) -> Any:
-        if not isinstance(samples, InMemory):
-            return samples
-        return _StoredSamples(map_leaves(_Stored.of, samples.inputs), map_leaves(_Stored.of, samples.targets))
-
-    def samples(self) -> InMemory:
-        return InMemory(*(map_leaves(lambda leaf: leaf.tensor(), part) for part in (self.inputs, self.targets)))
-
-
-@dataclass(frozen=True)
-class _Parcel:
-    """The work as it lies in the object store; the server's own data stay with the driver."""
-
-    work: Work
-    pool: Any
-    test: Any
-    validation: Any
-
-    @staticmethod
-    def of(work: Work) -> _Parcel:
-        federation = work.federation
-        none = InMemory(torch.empty(0), torch.empty(0))
-        bare = replace(federation, pool=none, server=None, test=None, validation=None)
-        sets = (federation.pool, federation.test, federation.validation)
-        return _Parcel(replace(work, federation=bare), *(_StoredSamples.of(samples) for samples in sets))
-
-    def open(self) -> Work:
-        opened: dict[str, Any] = {
-            name: stored.samples() if isinstance(stored, _StoredSamples) else stored
-            for name, stored in (("pool", self.pool), ("test", self.test), ("validation", self.validation))
-        }
-        return replace(self.work, federation=replace(self.work.federation, **opened))
+_LOOK = 1.0
+"""Seconds from one look at whether a stop was asked for to the next."""
 
 
 class _Site:
@@ -118,7 +50,7 @@ class _Site:
 
     held: dict[str, _Site] = {}  # noqa: RUF012 - one for each process, on purpose
 
-    def __init__(self, parcel: _Parcel) -> None:
+    def __init__(self, parcel: Parcel) -> None:
         settle()
         self.worker = Worker(parcel.open())
         self.parts = pieces(self.worker.work)
@@ -207,6 +139,7 @@ class Cluster:
         if self.address is None:
             cpus = None if workers is None else max(1, int(np.ceil(workers * self.cpus_per_worker)))
             own = {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        _keep_to_loopback(self.address is None)
         try:
             ray.init(address=self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
@@ -248,7 +181,7 @@ class Ray:
         self.in_flight = 2 * self.workers if self.workers == room else self.workers
         for module in own_modules():
             ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-        self._parcels.append(ray.put(_Parcel.of(work)))
+        self._parcels.append(ray.put(Parcel.of(work)))
         task: Any = ray.remote(num_cpus=cluster.cpus_per_worker, num_gpus=cluster.gpus_per_worker, max_retries=_RETRIES)
         self._clients, self._evaluate = task(_clients), task(_evaluate)
 
@@ -283,7 +216,7 @@ class Ray:
                 return True
             if len(refs) < min(count, position + 2 * self.in_flight) and len(open_) < self.in_flight:
                 return False
-            ray.wait(open_, num_returns=1, fetch_local=False)
+            _await(open_, 1)
 
     def _post(self, sent: Any, broadcast: Broadcast, group: Sequence[ClientTask]) -> Any:
         states = np.stack([_packed(self.messages.kept, task.kept) for task in group])
@@ -313,6 +246,7 @@ class Ray:
 
     def _get(self, ref: Any, who: str) -> Any:
         try:
+            _await([ref], 1)
             return ray.get(ref)
         except RayTaskError as error:
             if isinstance(error.cause, UndriftError):  # it says itself where it happened
@@ -336,6 +270,7 @@ class Ray:
     def get(self, promises: Sequence[Any]) -> list[Any]:
         """Wait for results."""
         try:
+            _await(list(dict.fromkeys(promises)), len(set(promises)))
             return list(ray.get(list(promises)))
         except (RayActorError, ObjectLostError) as error:
             raise ActorLostError(_first_line(error)) from None
@@ -355,6 +290,23 @@ class Ray:
         self._parcels.clear()
         if self.owned:
             ray.shutdown()
+
+
+def _keep_to_loopback(own: bool) -> None:
+    """A cluster of our own listens on this machine only.
+
+    Ray takes 127.0.0.1 for "whatever address others reach this machine at", and listens on all of them, unless it is
+    told that there are no other machines.
+    """
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0" if own else "1"
+    ray._private.ray_constants.ENABLE_RAY_CLUSTER = not own
+
+
+def _await(refs: list[Any], count: int) -> None:
+    """Wait for some of the results; a stop that was asked for need not wait for ever."""
+    while len(ray.wait(refs, num_returns=count, timeout=_LOOK, fetch_local=False)[0]) < count:
+        if impatient():
+            raise KeyboardInterrupt
 
 
 def ray_engine(address: str | None, cpus_per_worker: float, gpus_per_worker: float) -> Cluster:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from typing import Any
 from undrift.core.files import read_lines, write_atomic, write_json
 from undrift.errors import ConfigError
 from undrift.experiment.config import Config, toml_value
+from undrift.experiment.run_folder import read_summary
 from undrift.experiment.run_many import Planned
 from undrift.rounds.progress import Monitor, reached
 
@@ -105,7 +105,7 @@ def _best(finished: dict[Setting, list[Path]]) -> Setting:
 
 def monitor_of(folder: Path) -> Monitor:
     """What a finished run looked at."""
-    return Monitor.of(json.loads((folder / "summary.json").read_text()).get("monitor", "accuracy"))
+    return Monitor.of(read_summary(folder).get("monitor", "accuracy"))
 
 
 def _score(folders: list[Path], monitor: Monitor) -> float:
@@ -117,7 +117,7 @@ def _score(folders: list[Path], monitor: Monitor) -> float:
 
 
 def _row(algorithm: str, setting: str, folders: list[Path]) -> Row:
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    summaries = [read_summary(folder) for folder in folders]
     metric = monitor_of(folders[0]).metric
 
     def spread(key: str) -> tuple[float, float]:

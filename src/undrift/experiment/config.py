@@ -8,16 +8,28 @@ import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from undrift.core.files import read_toml
 from undrift.core.plugins import look_in, place_of
 from undrift.core.words import nearest
 from undrift.data import NAMES, SCHEMES, SOURCES
-from undrift.errors import ConfigError
+from undrift.errors import ConfigError, UnreadableError
 from undrift.models import names as model_names
-from undrift.rounds.plan import Precision, Section, Train, explain, shown
+from undrift.rounds.plan import (
+    LARGEST,
+    Count,
+    NotNegative,
+    Precision,
+    Rate,
+    Section,
+    Train,
+    explain,
+    fits_32_bits,
+    shown,
+)
 from undrift.rules import RULES, attack, key_of, maker_of, named, parts_of
 from undrift.rules.chain import Chain, chain
 from undrift.tasks import TASKS
@@ -31,13 +43,13 @@ class DataConfig(Section):
     path: str | None = None
     root: str | None = None
     split: str = "balanced"
-    classes: int | None = Field(default=None, ge=1)
-    limit: int | None = Field(default=None, ge=1)
+    classes: Count | None = None
+    limit: Count | None = None
     augment: Literal["none", "flip-crop"] = "none"
     validation: float = Field(default=0.0, ge=0, lt=1)
-    samples: int = Field(default=10_000, ge=1, description="synthetic: how many training samples")
-    features: int = Field(default=60, ge=1, description="synthetic: how many inputs")
-    heterogeneity: float = Field(default=1.0, ge=0, description="synthetic: 0 = clients alike")
+    samples: Count = Field(default=10_000, description="synthetic: how many training samples")
+    features: Count = Field(default=60, description="synthetic: how many inputs")
+    heterogeneity: NotNegative = Field(default=1.0, description="synthetic: 0 = clients alike")
     label: str | None = Field(default=None, description="csv: the column of the target")
     client: str | None = Field(default=None, description="csv: the column that says whose row it is")
     test_path: str | None = Field(default=None, description="csv: another file with the test rows")
@@ -51,24 +63,24 @@ class PartitionConfig(Section):
     """``[partition]``: which client has which samples."""
 
     scheme: str = "iid"
-    clients: int | None = Field(default=None, ge=1)
-    alpha: float | None = Field(default=None, gt=0)
-    classes: int | None = Field(default=None, ge=1)
-    shards: int | None = Field(default=None, ge=1)
+    clients: Count | None = None
+    alpha: Rate | None = None
+    classes: Count | None = None
+    shards: Count | None = None
     ratio: float | None = Field(default=None, ge=0, le=1)
-    min_samples: int = Field(default=10, ge=1)
+    min_samples: Count = 10
     file: str | None = None
     test: float = Field(default=0.0, ge=0, lt=1, description="share of every client's data that it is tested on")
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
 
 
 class ServerDataConfig(Section):
     """``[server_data]``: the server's own data ``D_0``."""
 
     source: str = "balanced"
-    size: int | None = Field(default=None, ge=1)
-    contributors: int | None = Field(default=None, ge=1)
-    samples: int | None = Field(default=None, ge=1)
+    size: Count | None = None
+    contributors: Count | None = None
+    samples: Count | None = None
     path: str | None = None
     exclusive: bool = False
 
@@ -78,8 +90,8 @@ class ModelConfig(Section):
 
     name: str = "mlp"
     norm: Literal["batch", "group"] = "batch"
-    width: float = Field(default=1.0, gt=0)
-    hidden: list[int] = Field(default=[200])
+    width: float = Field(default=1.0, gt=0, le=1000)
+    hidden: list[Annotated[int, Field(ge=1, le=10**7)]] = Field(default=[200], max_length=1000)
     initialisation: Literal["torch", "glorot"] = "torch"
     init: str | None = None
     arguments: dict[str, Any] = Field(default={}, description="of a model of one's own")
@@ -114,27 +126,35 @@ class EngineConfig(Section):
     """``[engine]``: what carries the run out; nothing here but ``precision`` changes a result."""
 
     name: Literal["local", "ray", "flower"] = "local"
-    workers: int | None = Field(default=None, ge=0)
+    workers: int | None = Field(default=None, ge=0, le=10_000)
     precision: Precision = "fp32"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     address: str | None = None
-    cpus_per_worker: float = Field(default=1.0, gt=0)
-    gpus_per_worker: float = Field(default=0.0, ge=0)
-    checkpoint_seconds: float = Field(default=10.0, ge=0)
-    min_sites: int = Field(default=1, ge=1)
-    round_timeout: float = Field(default=600.0, gt=0)
+    cpus_per_worker: float = Field(default=1.0, gt=0, le=10_000)
+    gpus_per_worker: float = Field(default=0.0, ge=0, le=10_000)
+    checkpoint_seconds: float = Field(default=10.0, ge=0, le=1e9)
+    min_sites: Count = 1
+    round_timeout: float = Field(default=600.0, gt=0, le=1e6)
+    most_samples: Count = Field(default=10_000_000, description="flower: a site that says it has more is refused")
+    max_norm: Rate | None = Field(default=None, description="flower: a larger update makes its site lost")
     federation: str | None = None
+    timeout: float = Field(
+        default=300.0,
+        ge=0.1,
+        le=1e6,
+        description="local: replace a worker that has work and computes nothing for so long",
+    )
 
 
 class MeasureConfig(Section):
     """``[measure]``: what is measured along the way."""
 
     targets: list[float] = Field(default=[])
-    every: int = Field(default=1, ge=1)
+    every: Count = 1
     drift: bool = False
     updates: bool = False
     cka: bool | list[str] = False
-    cka_samples: int = Field(default=256, ge=4)
+    cka_samples: int = Field(default=256, ge=4, le=LARGEST)
     gradients: bool = False
     classes: bool = False
     clients: bool = False
@@ -145,7 +165,7 @@ class MeasureConfig(Section):
 class Config(Section):
     """A whole configuration."""
 
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     server_data: ServerDataConfig | None = None
@@ -195,13 +215,9 @@ class Config(Section):
 def read(path: Path, overrides: Iterable[str] = ()) -> Config:
     """The configuration in a file, with ``KEY=VALUE`` overrides; paths in it are relative to the file."""
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not a TOML file ({error})") from None
+        settings = read_toml(path)
+    except UnreadableError as error:
+        raise ConfigError(f"configuration {error}") from None
     for override in overrides:
         key, sign, value = override.partition("=")
         if not sign or not key:
@@ -219,6 +235,10 @@ def parse(settings: Mapping[str, Any]) -> Config:
         config = Config.model_validate(_numbers(dict(settings)))
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
+    except RecursionError:
+        raise ConfigError("the configuration is nested too deeply") from None
+    except OverflowError as error:
+        raise ConfigError(f"a number in the configuration is too large ({error})") from None
     if config.modules is not None:
         look_in(config.modules)
     _check_choices(config)
@@ -230,7 +250,7 @@ def toml_value(text: str) -> Any:
     """A value as it would stand in TOML; what is none is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -313,7 +333,7 @@ def _check_choices(config: Config) -> None:
     ):
         takes_own = key in ("data.name", "model.name", "task.name")
         if value not in known and not (takes_own and place_of(value)):
-            raise ConfigError(f"{key} = {value!r}: {nearest(value, known)}")
+            raise ConfigError(f"{key} = {shown(value)}: {nearest(value[:60], known)}")
 
 
 def _parameters(part: str) -> dict[str, inspect.Parameter]:
@@ -329,15 +349,15 @@ def _parameters(part: str) -> dict[str, inspect.Parameter]:
 def _check_algorithm(algorithm: dict[str, Any]) -> None:
     name = algorithm.get("name")
     if not isinstance(name, str):
-        raise ConfigError(f"algorithm.name = {name!r}: a name is needed, one of {', '.join(RULES)}")
-    makers = {key_of(part): (part, maker_of(part, f"algorithm.name = {name!r}")) for part in parts_of(name)}
+        raise ConfigError(f"algorithm.name = {shown(name)}: a name is needed, one of {', '.join(RULES)}")
+    makers = {key_of(part): (part, maker_of(part, f"algorithm.name = {shown(name)}")) for part in parts_of(name)}
     for key, given in algorithm.items():
         if key == "name":
             continue
         if key not in RULES and key not in makers:
             raise ConfigError(f"unknown key 'algorithm.{key}': {nearest(key, ['name', *makers, *RULES])}")
         if not isinstance(given, dict):
-            raise ConfigError(f"algorithm.{key} = {given!r}: a section [algorithm.{key}] is expected")
+            raise ConfigError(f"algorithm.{key} = {shown(given)}: a section [algorithm.{key}] is expected")
         part, maker = makers.get(key, (key, RULES.get(key)))
         _check_parameters(part, key, maker, given)
 
@@ -355,9 +375,21 @@ def _check_parameters(part: str, section: str, maker: Any, given: dict[str, Any]
             raise ConfigError(f"algorithm.{section}.{key} = {value}: not a boolean")
         try:
             given[key] = TypeAdapter(hints[key], config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+            _refuse_extreme(given[key])
         except ValidationError as error:
             reasons = sorted({str(e["msg"]) for e in error.errors()})
             raise ConfigError(f"algorithm.{section}.{key} = {shown(value)}: {' or '.join(reasons)}") from None
+        except (ValueError, OverflowError) as error:
+            raise ConfigError(f"algorithm.{section}.{key} = {shown(value)}: {error}") from None
+
+
+def _refuse_extreme(value: Any) -> None:
+    """An algorithm's numbers are used as 32-bit ones, and its counts are counts."""
+    for number in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(number, float):
+            fits_32_bits(abs(number))
+        elif isinstance(number, int) and abs(number) > LARGEST:
+            raise ValueError(f"at most {LARGEST}")
 
 
 def _plain(value: Any) -> Any:

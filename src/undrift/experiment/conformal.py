@@ -10,7 +10,6 @@ classes than the test set: its coverage is ``sum_c q_i(c) * coverage of class c`
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from undrift.core.files import write_json
+from undrift.core.files import read_toml, write_json
 from undrift.core.nested import call
 from undrift.core.streams import stream
 from undrift.core.vector import FlatModel
@@ -29,6 +28,7 @@ from undrift.data import DataSet
 from undrift.errors import ConfigError, DataError, InputError
 from undrift.experiment.config import Config, read
 from undrift.experiment.from_config import data_of, federation_of, model_of
+from undrift.experiment.run_folder import read_summary
 from undrift.measure.skew import counts_of
 
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -189,7 +189,9 @@ def _finished(folder: Path) -> tuple[Config, DataSet, nn.Module]:
     for name in ("config.toml", "model.safetensors"):
         if not (folder / name).exists():
             raise ConfigError(f"{folder}: no {name} there; the folder of a finished run is needed")
-    if "api" in tomllib.loads((folder / "config.toml").read_text()):
+    if (folder / "summary.json").exists():
+        read_summary(folder)
+    if "api" in read_toml(folder / "config.toml"):
         raise ConfigError(f"{folder}: a run made from Python; its data and model cannot be built again from its folder")
     config = read(folder / "config.toml")
     data = data_of(config)

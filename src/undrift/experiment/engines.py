@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from undrift.core.plugins import load
 from undrift.core.words import unknown
 from undrift.engines.auto import engine_for
+from undrift.engines.local import TIMEOUT
 from undrift.errors import ConfigError
 from undrift.rounds.engine import MakeEngine
 
@@ -17,11 +20,15 @@ DEVICES = ("cpu", "cuda", "mps", "meta")
 
 
 def engine_named(
-    name: str, address: str | None = None, cpus_per_worker: float = 1.0, gpus_per_worker: float = 0.0
+    name: str,
+    address: str | None = None,
+    cpus_per_worker: float = 1.0,
+    gpus_per_worker: float = 0.0,
+    timeout: float = TIMEOUT,
 ) -> MakeEngine:
     """What makes the engine of this name; ``package.module:name`` is a user's own."""
     if name == "local":
-        return engine_for
+        return functools.partial(engine_for, timeout=timeout)
     if name == "ray":
         made: MakeEngine = load(RAY, "engine 'ray'", "ray")(address, cpus_per_worker, gpus_per_worker)
         return made

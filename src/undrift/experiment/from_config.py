@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -261,7 +261,8 @@ def on_engine(config: Config, out: Path | None, resume: bool, data: DataSet | No
         run_on_sites = load_by_name(FLOWER, "engine.name = 'flower'", "flower")
         return run_on_sites(config, out, resume, body)  # type: ignore[no-any-return]
     work = work_of(config, data)
-    return body(work, engine_named(engine.name, engine.address, engine.cpus_per_worker, engine.gpus_per_worker))
+    make = engine_named(engine.name, engine.address, engine.cpus_per_worker, engine.gpus_per_worker, engine.timeout)
+    return body(work, make)
 
 
 def run_config(
@@ -272,6 +273,7 @@ def run_config(
     progress: Progress | None = None,
     data: DataSet | None = None,
     profile: bool = False,
+    accept: Sequence[str] = (),
 ) -> Result:
     """Run a configuration; ``out`` gets the output folder. All input is checked before anything is written."""
 
@@ -280,7 +282,7 @@ def run_config(
         measures = chosen(config.measure)
         for measure in measures:
             measure.begin(Worker(work))
-        folder = None if out is None else RunFolder(out, config.complete(), resume=resume)
+        folder = None if out is None else RunFolder(out, config.complete(), resume=resume, accept=accept)
         return Run(
             work,
             make_engine,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from undrift.core.numerics import settle
+from undrift.core.processes import die_with
 from undrift.core.signals import interruptible
 from undrift.data import DataSet
 from undrift.engines.auto import cores
@@ -30,6 +32,10 @@ class Planned:
     name: str
     config: Config
     out: Path
+
+
+_PATIENCE = 10.0
+"""Seconds in which a run that is asked to end may finish its round and save it."""
 
 
 class Refusal(str):
@@ -82,11 +88,21 @@ def run_many(
                 if interrupted():
                     raise KeyboardInterrupt
     finally:
-        for pipe, (_, process) in under_way.items():
-            process.terminate()
-            process.join()
+        _stop([process for _, process in under_way.values()])
+        for pipe in under_way:
             pipe.close()
     return failures
+
+
+def _stop(processes: Sequence[ForkProcess]) -> None:
+    """Ask runs to save what they have and to end; those that cannot for a while are ended."""
+    for process in processes:
+        process.terminate()
+    end = time.monotonic() + _PATIENCE
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+        process.kill()
+        process.join()
 
 
 def _data(config: Config, loaded: dict[str, DataSet]) -> DataSet:
@@ -106,27 +122,29 @@ def _data(config: Config, loaded: dict[str, DataSet]) -> DataSet:
 def _start(planned: Planned, data: DataSet) -> tuple[Connection, tuple[Planned, ForkProcess]]:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_one, args=(planned, data, theirs), daemon=True)
+    process = context.Process(target=_one, args=(planned, data, theirs, os.getpid()), daemon=True)
     process.start()
     theirs.close()
     return ours, (planned, process)
 
 
-def _one(planned: Planned, data: DataSet, pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _one(planned: Planned, data: DataSet, pipe: Connection, parent: int) -> None:
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle: it asks with SIGTERM
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sign, signal.SIG_DFL)
     settle()  # a fork has none of its parent's threads; waiting for them would last for ever
     config = planned.config.with_(("engine.workers", 0))
     held = (planned.out / "config.toml").exists()
-    parent = os.getppid()
 
     def tell(round: int, rounds: int, record: dict[str, Any] | None) -> None:
-        if os.getppid() != parent:  # who started this was killed: nobody waits for the result
-            raise SystemExit(1)
         pipe.send(("round", f"round {round}/{rounds}  {note_of(record)}"))
 
     try:
         run_config(config, planned.out, resume=held, data=data, progress=tell)
         pipe.send(("done", "done"))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     except InputError as error:
         pipe.send(("refused", str(error)))
     except UndriftError as error:

@@ -73,6 +73,7 @@ def simulate(
     progress: Progress | bool = False,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    accept: Sequence[str] = (),
 ) -> Result:
     """Train a model over clients under an algorithm, and return what came of it.
 
@@ -121,6 +122,7 @@ def simulate(
         progress: True shows a bar; a function is told (rounds done, rounds in all, newest evaluation).
         out: a folder for records, checkpoints and the final model.
         resume: go on with the run in ``out``; ``rounds`` may have been raised.
+        accept: what may have changed since (``"data"``, ``"versions"``), although the result will be another one.
 
     """
     settings = {key: value for key, value in locals().items() if key in Plan.model_fields}
@@ -128,7 +130,7 @@ def simulate(
     federation = _federation(clients, server_data, test_data, client_test, collate, lazy, seed)
     rule = named(algorithm) if isinstance(algorithm, str) else algorithm or FedAvg()
     work = prepare(model, rule, federation, plan, loss, device_for(device), task=task, metrics=metrics)
-    folder = RunFolder(Path(out), _described(work, rule), resume=resume) if out is not None else None
+    folder = RunFolder(Path(out), _described(work, rule), resume=resume, accept=accept) if out is not None else None
     make = engine_named(engine) if isinstance(engine, str) else engine
     with contextlib.ExitStack() as stack:
         told = stack.enter_context(Bar()) if progress is True else progress or None

@@ -1,35 +1,110 @@
 """Flower's two long-running processes, as scripts: ``daemons.py superlink|supernode ARGUMENTS``.
 
-The SuperLink gets one more lock: only its own machine may start runs and register sites. (Flower serves the
-sites' API and the operators' on one port, and the latter asks nobody for a password.) Both end when the process
-that started them is gone. Nothing of undrift is imported here: these processes do without torch.
+The SuperLink gets a gate in front. Flower serves the sites' API and the operators' on one port, asks nobody for a
+password on the latter, and reads a request whole before it looks at who sent it. The gate looks first: a site must
+sign with a key of this federation, an operator must be on this machine and know the server's secret, and a body may
+not be larger than any message is. Both processes end when the process that started them is gone. Nothing of undrift
+is imported here: these processes do without torch.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import datetime
+import hashlib
+import hmac
 import ipaddress
 import os
 import sys
 import threading
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-_SITES = ("/v1/fleet/", "/health")
-"""What other machines may ask for."""
+SITES, OPERATORS, HEALTH = "/v1/fleet/", "/v1/control/", "/health"
+LARGEST = 32 << 20
+"""Bytes of the largest request: Flower cuts messages into pieces of 5 MB."""
+SECRET_HEADER = "undrift-secret"
+_CLOCKS = 305.0
+"""Seconds by which two machines' clocks may differ, as in Flower."""
 
 
-class LocalOnly:
-    """Refuses requests of other machines, except those that sites make."""
+def proof_of(secret: bytes) -> str:
+    """What an operator shows instead of the secret itself."""
+    return hmac.new(secret, b"undrift control", hashlib.sha256).hexdigest()
 
-    def __init__(self, app: Any) -> None:
-        self.app = app
+
+class Gate:
+    """Refuses requests before their bodies are read: strangers', other machines' at the operators' API, huge ones."""
+
+    def __init__(self, app: Any, keys: Iterable[bytes], secret: bytes, most: int = LARGEST) -> None:
+        self.app, self.most = app, most
+        self.keys, self.proof = frozenset(keys), proof_of(secret)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] == "http" and not scope["path"].startswith(_SITES) and not _local(scope):
-            await send({"type": "http.response.start", "status": 403, "headers": []})
-            await send({"type": "http.response.body", "body": b"only from the server's own machine"})
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
             return
-        await self.app(scope, receive, send)
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await _answer(send, *refusal)
+            return
+        await self.app(scope, _Bounded(receive, self.most), send)
+
+    def _refusal(self, scope: Any) -> tuple[int, str] | None:
+        headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
+        path, length = scope["path"], headers.get("content-length", "0")
+        if path.startswith(SITES):
+            if not self._signed(headers):
+                return 401, "not signed by a site of this federation"
+        elif path != HEALTH and not _local(scope):
+            return 403, "only from the server's own machine"
+        elif path.startswith(OPERATORS) and not hmac.compare_digest(
+            headers.get(SECRET_HEADER, "").encode(), self.proof.encode()
+        ):
+            return 401, "only with the server's secret"
+        if not length.isdigit() or int(length) > (0 if path == HEALTH else self.most):
+            return 413, "larger than any message"
+        return None
+
+    def _signed(self, headers: dict[str, str]) -> bool:
+        """Whether a key of this federation signed the request's time; Flower checks later whose message it is."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        try:
+            key = base64.b64decode(headers["flwr-public-key"], validate=True)
+            signed = headers["flwr-timestamp"]
+            age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(signed)
+            if key not in self.keys or abs(age.total_seconds()) > _CLOCKS:
+                return False
+            signature = base64.b64decode(headers["flwr-signature"], validate=True)
+            public: Any = serialization.load_pem_public_key(key)
+            public.verify(signature, signed.encode(), ec.ECDSA(hashes.SHA256()))
+        except (KeyError, ValueError, TypeError, binascii.Error, InvalidSignature):
+            return False
+        return True
+
+
+class _Bounded:
+    """A request's body, which ends with an error where it is longer than allowed, whatever its header said."""
+
+    def __init__(self, receive: Any, most: int) -> None:
+        self.receive, self.left = receive, most
+
+    async def __call__(self) -> Any:
+        message = await self.receive()
+        self.left -= len(message.get("body", b""))
+        return message if self.left >= 0 else {"type": "http.disconnect"}
+
+
+async def _answer(send: Any, status: int, text: str) -> None:
+    headers = [(b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": text.encode()})
 
 
 def _local(scope: Any) -> bool:
@@ -60,8 +135,9 @@ def superlink() -> None:
     from flwr.superlink.main import create_app
 
     config = _parse_superlink_lifespan_config()
+    server = Path(os.environ["UNDRIFT_SERVER"])
     uvicorn.run(
-        LocalOnly(create_app(config, SuperLinkLifespan)),
+        Gate(create_app(config, SuperLinkLifespan), _keys(server / "keys"), (server / "secret").read_bytes()),
         host=config.host,
         port=config.port,
         access_log=False,
@@ -73,10 +149,21 @@ def superlink() -> None:
     )
 
 
+def _keys(folder: Path) -> list[bytes]:
+    """The sites' public keys, as they stand in a request."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+    loaded = [load_ssh_public_key(path.read_bytes()) for path in sorted(folder.glob("*.pub"))]
+    return [key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo) for key in loaded]
+
+
 def supernode() -> None:
-    """Connect a site until told to stop."""
+    """Connect a site until told to stop; a message that does not arrive in time is given up."""
+    from flwr.supercore.inflatable import inflatable_utils
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    defaults: Any = inflatable_utils.pull_objects.__kwdefaults__
+    defaults["max_time"] = float(os.environ.get("UNDRIFT_PULL_SECONDS", "300"))
     flower_supernode()
 
 

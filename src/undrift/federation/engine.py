@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
+from undrift.core.text import printable
 from undrift.core.tree import Tree, clone, flatten
 from undrift.data.federation import Federation
 from undrift.engines.serial import Serial
-from undrift.errors import RunError
+from undrift.errors import RunError, RunWarning
 from undrift.federation.messages import RefusedError, check, check_counts, meta_of, pack, refuse_infinite, vector_of
 from undrift.rounds.engine import Pending
 from undrift.rounds.messages import Broadcast, ClientTask, Lost, Messages, Outcome
@@ -21,6 +25,8 @@ from undrift.rounds.work import Work
 from undrift.rounds.worker import Worker
 from undrift.rules.chain import Chain
 
+LARGE, HUGE = 5.0, 1000.0
+"""Times the median of a round: a larger update is warned of, a huge one refused."""
 Answer = RecordDict | str
 """What a site answered, or why there is no answer."""
 
@@ -63,6 +69,12 @@ class Terms:
     timeout: float = 600.0
     safe: Callable[[], int] = field(default=lambda: 1 << 62)
     """The last round that the server cannot go back behind."""
+    begin: Callable[[], None] = field(default=lambda: None)
+    """Called once, before the first message of a round: what must be known before anything can be lost."""
+    norms: Callable[[int, Mapping[str, float]], None] = field(default=lambda round, norms: None)
+    """Told the norms of a round's accepted updates, by site."""
+    max_norm: float | None = None
+    """A larger update makes its site lost."""
 
 
 class Flower:
@@ -71,15 +83,21 @@ class Flower:
     eager = True
 
     def __init__(self, work: Work, worker: Worker, exchange: Exchange, terms: Terms) -> None:
-        self.federation, self.exchange, self.terms = work.federation, exchange, terms
+        self.federation, self.plan, self.exchange, self.terms = work.federation, work.plan, exchange, terms
         self.serial = Serial(work, worker)
         self.last: dict[int, int] = {}
         """The last round of every client that keeps something."""
         self._informed: set[int] = set()
+        self._begun = False
+        self.total_weight = work.plan.total_weight(work.federation)
+        self.delta_size = worker.model.layout.size
 
     def clients(self, broadcast: Broadcast, tasks: Sequence[ClientTask]) -> Iterator[Outcome | Lost]:
         """Send a round's tasks to their sites; who does not answer in time, or not as it must, is lost."""
         terms, names = self.terms, [self.terms.sites[task.client] for task in tasks]
+        if not self._begun:
+            terms.begin()
+            self._begun = True
         here = set(terms_wait(self.exchange, names, min(terms.min_sites, len(names)), terms.timeout))
         vector = torch.empty(terms.wire.down.size, dtype=terms.wire.down.dtype)
         terms.wire.down.pack(broadcast.tree(), vector)
@@ -89,8 +107,13 @@ class Flower:
         contents = {name: pack(self._meta(broadcast, task), vector) for name, task in ready.items()}
         answers |= self.exchange.ask("train", contents, terms.timeout)
         heard = 0
-        for name, task in zip(names, tasks, strict=True):
-            out = self._checked(broadcast, task, name, answers.get(name, "is not connected"))
+        outs = [
+            self._checked(broadcast, task, name, answers.get(name, "is not connected"))
+            for name, task in zip(names, tasks, strict=True)
+        ]
+        outs = without_huge(outs, terms.sites)
+        self._norms(broadcast.round, outs)
+        for task, out in zip(tasks, outs, strict=True):
             if isinstance(out, Outcome):
                 heard += 1
                 self.last |= {task.client: broadcast.round} if task.kept else {}
@@ -98,7 +121,8 @@ class Flower:
         if heard < terms.min_sites and heard < len(tasks):
             raise RunError(
                 f"round {broadcast.round}: {heard} of {len(tasks)} sites gave an update that counts, "
-                f"engine.min_sites = {terms.min_sites} are needed; --resume goes on when they are back"
+                f"engine.min_sites = {terms.min_sites} are needed; --resume goes on when they are back "
+                f"({'; '.join(out.reason for out in outs if isinstance(out, Lost))})"
             )
 
     def _meta(self, broadcast: Broadcast, task: ClientTask) -> dict[str, int | float | str]:
@@ -116,22 +140,39 @@ class Flower:
             "task": terms.task,
         }
 
+    def _norms(self, round: int, outs: Sequence[Outcome | Lost]) -> None:
+        """Tell how large each site's update is, and warn of those that are much larger than usual."""
+        norms = {self.terms.sites[out.client]: norm_of(out.delta) for out in outs if isinstance(out, Outcome)}
+        self.terms.norms(round, norms)
+        warn_of_large(round, norms)
+
     def _checked(self, broadcast: Broadcast, task: ClientTask, name: str, answer: Answer) -> Outcome | Lost:
         try:
             return self._outcome(broadcast, task, answer)
         except RefusedError as error:
-            return Lost(task.client, f"site {name}: {error}")
+            return Lost(task.client, printable(f"site {name}: {error}", 600))
+
+    def _refuse_overflow(self, tree: Tree) -> None:
+        """Refuse an update that the server could not compute with, or that is larger than is believed."""
+        square = sum(float(part.double().square().sum()) for part in flatten(tree).values() if part.is_floating_point())
+        if square * max(1.0, self.total_weight) ** 2 > torch.finfo(torch.float32).max:
+            raise RefusedError("the update is so large that the server's sums would overflow")
+        norm = norm_of(tree["delta"])
+        if self.terms.max_norm is not None and norm > self.terms.max_norm:
+            raise RefusedError(f"an update of norm {norm:.3g}, engine.max_norm = {self.terms.max_norm:g}")
 
     def _outcome(self, broadcast: Broadcast, task: ClientTask, answer: Answer) -> Outcome:
         if isinstance(answer, str):
             raise RefusedError(answer)
         meta = meta_of(answer, run=str, round=int, client=int, loss=float, visits=int, steps=int)
         check(meta, run=self.terms.run, round=broadcast.round, client=task.client)
-        check_counts(meta)
+        samples = self.federation.size(task.client)
+        check_counts(meta, visits=self.plan.visits(samples), steps=self.plan.steps(samples))
         wire = self.terms.wire.up
         vector = vector_of(answer, wire.size, wire.dtype).to(broadcast.x.device)
         tree = clone(wire.unpack(vector))  # each tensor where torch would let it begin
         refuse_infinite(flatten(tree).values())
+        self._refuse_overflow(tree)
         kept = {"round": torch.tensor([broadcast.round])} if task.kept else {}
         return Outcome(
             task.client,
@@ -177,6 +218,38 @@ class Flower:
 
     def close(self) -> None:
         """Nothing to give back; the connection belongs to who opened it."""
+
+
+def norm_of(sent: Any) -> float:
+    """How long what was sent for an update is: the update itself, or the numbers that encode it."""
+    parts = [sent] if isinstance(sent, Tensor) else flatten(sent).values()
+    return math.sqrt(sum(float(part.double().square().sum()) for part in parts))
+
+
+def without_huge(outs: Sequence[Outcome | Lost], sites: Sequence[str]) -> list[Outcome | Lost]:
+    """Updates beside which all others would count for nothing are refused, where there are enough to compare."""
+    norms = {out.client: norm_of(out.delta) for out in outs if isinstance(out, Outcome)}
+    usual = statistics.median(norms.values()) if len(norms) > 2 else 0.0
+    if not usual:
+        return list(outs)
+    return [
+        out
+        if norms.get(out.client, 0.0) <= HUGE * usual
+        else Lost(out.client, f"site {sites[out.client]}: an update {norms[out.client] / usual:.0f} times the median")
+        for out in outs
+    ]
+
+
+def warn_of_large(round: int, norms: Mapping[str, float]) -> None:
+    """Say which accepted updates are much larger than what is usual in their round."""
+    usual = statistics.median(norms.values()) if len(norms) > 1 else 0.0
+    for name, norm in norms.items():
+        if usual and norm > LARGE * usual:
+            warnings.warn(
+                f"round {round}: the update of site {name} is {norm / usual:.1f} times as large as the median",
+                RunWarning,
+                stacklevel=2,
+            )
 
 
 def terms_wait(exchange: Exchange, names: Sequence[str], enough: int, timeout: float) -> list[str]:

@@ -28,13 +28,17 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
+from undrift.core.signals import impatient
+from undrift.core.text import printable
 from undrift.errors import RunError
+from undrift.federation.daemons import SECRET_HEADER, proof_of
 from undrift.federation.engine import Answer
 from undrift.federation.server_app import MESSAGES, PROJECT, call
 from undrift.federation.setup import ServerFolder
@@ -54,7 +58,20 @@ def patient() -> RetryInvoker:
 def control(server: ServerFolder) -> ControlHttpClient:
     """The operators' API of this machine's SuperLink."""
     version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-    return ControlHttpClient.from_server_address(server.local, False, server.ca, [CliClientHttpInterceptor(), version])
+    interceptors: list[ProtobufClientInterceptor] = [CliClientHttpInterceptor(), version, _Proof(server.secret)]
+    return ControlHttpClient.from_server_address(server.local, False, server.ca, interceptors)
+
+
+class _Proof:
+    """Shows that this process may read the server's secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self.proof = proof_of(secret)
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        """Add the proof to a request."""
+        context.request.headers[SECRET_HEADER] = self.proof
+        return call_next(context)
 
 
 def register(server: ServerFolder) -> None:
@@ -80,6 +97,8 @@ class Link:
         """Wait until ``enough`` of these sites are connected; returns those that are."""
         end = time.monotonic() + timeout
         while True:
+            if impatient():
+                raise KeyboardInterrupt
             with _reaching():
                 here = self.nodes()
             if sum(name in here for name in names) >= enough or time.monotonic() > end:
@@ -109,6 +128,8 @@ class Link:
                 answers[name] = "the message could not be sent"
         end = time.monotonic() + timeout
         while waiting and time.monotonic() < end:
+            if impatient():  # a stop was asked for: the round is given up
+                raise KeyboardInterrupt
             for reply in self.grid.pull_messages(list(waiting)):
                 name = waiting.pop(reply.metadata.reply_to_message_id)
                 answers[name] = reply.content if reply.has_content() else _reason(reply)
@@ -118,7 +139,7 @@ class Link:
 
 
 def _reason(reply: Message) -> str:
-    return (reply.error.reason or "an error without a reason").strip()[:500]
+    return printable((reply.error.reason or "an error without a reason").strip(), 500)
 
 
 @contextlib.contextmanager

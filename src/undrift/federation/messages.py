@@ -87,13 +87,13 @@ def check(meta: Meta, **expected: Any) -> None:
             raise RefusedError(f"{name} {str(meta[name])[:40]}, {value} was asked for")
 
 
-def check_counts(meta: Meta) -> None:
-    """Refuse impossible losses and counts."""
+def check_counts(meta: Meta, **most: int) -> None:
+    """Refuse impossible losses, and counts beyond what the plan lets a site with so many samples do."""
     if not math.isfinite(meta["loss"]):
         raise RefusedError("the training loss is NaN or infinite")
-    for name in ("visits", "steps"):
-        if meta[name] < 1:
-            raise RefusedError(f"{name} = {meta[name]}: at least 1 is possible")
+    for name, bound in most.items():
+        if not 1 <= meta[name] <= bound:
+            raise RefusedError(f"{name} = {str(meta[name])[:20]}: between 1 and {bound} are possible")
 
 
 def _size(value: Any) -> int:

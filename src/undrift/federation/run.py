@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,14 +13,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from undrift.core.files import write_json
+from undrift.core.files import read_lines, read_with, write_atomic, write_json
+from undrift.core.text import printable
 from undrift.core.version import VERSION
 from undrift.data import DataSet, load_server_file
 from undrift.data.checks import as_floats, check_labels, check_lengths, kind_of
 from undrift.data.federation import Federation
 from undrift.data.formats import read_npz
 from undrift.data.samples import InMemory, Samples
-from undrift.errors import ConfigError, DataError, RunError
+from undrift.errors import ConfigError, DataError, RunError, UnreadableError
+from undrift.experiment.checkpoint import Checkpoints
 from undrift.experiment.config import Config
 from undrift.experiment.from_config import data_of, device_of, model_of, plan_of
 from undrift.federation.engine import AtSites, Exchange, Flower, Terms
@@ -68,13 +70,14 @@ def over(
         wire,
         config.engine.min_sites,
         config.engine.round_timeout,
-        (lambda: _checkpointed(out)) if out is not None else (lambda: 1 << 62),
+        (lambda: 1 << 62) if out is None else Checkpoints(out).safe,
+        (lambda: None) if out is None else lambda: _begin(census, out),
+        (lambda round, norms: None) if out is None else lambda round, norms: _note(out, round, norms),
+        config.engine.max_norm,
     )
     made: list[Flower] = []
 
     def make(work: Work, worker: Worker, workers: int | None) -> Engine:
-        if out is not None:
-            census.write(out)
         made.append(Flower(work, worker, exchange, terms))
         return made[0]
 
@@ -83,6 +86,21 @@ def over(
     return result
 
 
+def _begin(census: _Census, out: Path) -> None:
+    """Before the first round of this part of a run; of earlier notes those stay that its checkpoint stands for."""
+    census.write(out)
+    last = Checkpoints(out).newest_round()
+    kept = [line for line in read_lines(out / SITES) if line["round"] <= last] if (out / SITES).exists() else []
+    write_atomic(out / SITES, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _note(out: Path, round: int, norms: Mapping[str, float]) -> None:
+    """How large each site's accepted update was."""
+    with open(out / SITES, "a") as file:
+        file.write(json.dumps({"round": round, "norms": dict(norms)}) + "\n")
+
+
+SITES = "sites.jsonl"
 _SENT = ("seed", "model", "algorithm", "attack", "train")
 """The sections of a configuration that sites need."""
 
@@ -131,16 +149,18 @@ class _Census:
     def read(out: Path) -> _Census | None:
         """What an earlier part of the run wrote."""
         try:
-            given = json.loads((out / "federation.json").read_text())
-            return _Census(str(given["run"]), {str(k): int(v) for k, v in given["sites"].items()})
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ConfigError(f"{out / 'federation.json'}: cannot be read ({error})") from None
+            return read_with(out / "federation.json", _census) if (out / "federation.json").exists() else None
+        except UnreadableError as error:
+            raise ConfigError(str(error)) from None
 
     def write(self, out: Path) -> None:
         """For those who resume."""
         write_json(out / "federation.json", {"run": self.run, "sites": self.samples})
+
+
+def _census(raw: bytes) -> _Census:
+    given = json.loads(raw)
+    return _Census(str(given["run"]), {str(k): int(v) for k, v in given["sites"].items()})
 
 
 def roll_call(config: Config, exchange: Exchange, sites: tuple[str, ...], task: Task, known: _Census | None) -> _Census:
@@ -153,6 +173,10 @@ def roll_call(config: Config, exchange: Exchange, sites: tuple[str, ...], task: 
         missing = ", ".join(name for name in sites if name not in here)
         raise RunError(f"after {timeout:g} s these sites are not connected: {missing}")
     answers = exchange.ask("hello", {name: pack({"task": task.to_json()}) for name in here}, timeout)
+    if known is not None:  # who is connected but does not answer is as good as away
+        here = [name for name in here if not isinstance(answers[name], str)]
+        if len(here) < least:
+            raise RunError(f"{len(here)} of {least} sites answered: {_told(answers)}")
     found = {name: _samples(name, answers[name], config) for name in here}
     if known is None:
         return _Census(secrets.token_hex(16), {name: found[name] for name in sites})
@@ -160,6 +184,10 @@ def roll_call(config: Config, exchange: Exchange, sites: tuple[str, ...], task: 
         if samples != known.samples[name]:
             raise ConfigError(f"site {name} has {samples} samples; it had {known.samples[name]} when the run began")
     return _Census(known.run, {name: known.samples[name] for name in sites})
+
+
+def _told(answers: Mapping[str, Any]) -> str:
+    return "; ".join(f"{name}: {answer}" for name, answer in answers.items() if isinstance(answer, str))
 
 
 def _samples(name: str, answer: Any, config: Config) -> int:
@@ -170,15 +198,20 @@ def _samples(name: str, answer: Any, config: Config) -> int:
     except RefusedError as error:
         raise RunError(f"site {name}: {error}") from None
     if meta["problem"]:
-        raise DataError(f"site {name}: {meta['problem'][:300]}")
+        raise DataError(f"site {name}: {printable(meta['problem'], 300)}")
     if meta["version"] != VERSION:
-        raise RunError(f"site {name} runs undrift {meta['version'][:20]}, the server {VERSION}")
+        raise RunError(f"site {name} runs undrift {printable(meta['version'], 20)}, the server {VERSION}")
     if Owns.CLIENT_DATA in config.rule().owns and not meta["allow_shared_data"]:
         raise ConfigError(
             f"site {name} does not take shared data; its operator can allow it (site.toml: allow_shared_data = true)"
         )
     if meta["samples"] < 1:
         raise DataError(f"site {name} has no samples")
+    if meta["samples"] > config.engine.most_samples:
+        raise DataError(
+            f"site {name} says that it has {meta['samples']} samples; "
+            f"engine.most_samples = {config.engine.most_samples} are believed"
+        )
     return int(meta["samples"])
 
 
@@ -223,12 +256,3 @@ def work_of(config: Config, data: DataSet, samples: list[int]) -> Work:
         nn.functional.cross_entropy,
         device_of(config),
     )
-
-
-def _checkpointed(out: Path | None) -> int:
-    """The round of the last checkpoint."""
-    assert out is not None
-    try:
-        return int(json.loads((out / "checkpoint" / "state.json").read_text())["round"])
-    except (OSError, ValueError, KeyError):
-        return 0

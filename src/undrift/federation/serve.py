@@ -12,8 +12,8 @@ from pathlib import Path
 
 from undrift.errors import RunError
 from undrift.federation.link import register
-from undrift.federation.processes import child, last_lines, until_stopped
-from undrift.federation.setup import ServerFolder
+from undrift.federation.processes import child, last_lines, refuse_taken, until_stopped
+from undrift.federation.setup import ServerFolder, check_expiry
 
 _START = 180.0
 
@@ -21,8 +21,11 @@ _START = 180.0
 def serve(folder: Path, say: Callable[[str], None], host: str = "0.0.0.0") -> None:
     """Serve until stopped."""
     server = ServerFolder.read(folder.absolute())
+    check_expiry([server.folder / "server.pem", server.folder / "ca.pem"], say)
+    refuse_taken(host, server.port)
     log = server.folder / "log" / "superlink.log"
-    with until_stopped(), child("superlink", _arguments(server, host), server.folder, log) as process:
+    more = {"UNDRIFT_SERVER": str(server.folder)}
+    with until_stopped(), child("superlink", _arguments(server, host), server.folder, log, **more) as process:
         _await(process, server, log)
         register(server)
         say(f"serving {', '.join(server.sites)} at {server.address}:{server.port}; log: {log}; stop with Ctrl-C")

@@ -7,7 +7,7 @@ import ipaddress
 import os
 import re
 import secrets
-import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,30 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from undrift.errors import ConfigError
+from undrift.core.files import first_line, read_toml
+from undrift.errors import ConfigError, UnreadableError
+from undrift.experiment.run_folder import check_output
+from undrift.rounds.plan import shown
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _DAYS = 825
+_SOON = 30
+"""Days before its end at which a certificate is warned of."""
+POLICY: dict[str, Any] = {
+    "most_steps": 100_000,
+    "least_batch": 8,
+    "most_rounds": 100_000,
+    "algorithms": [],
+    "message_timeout": 300,
+}
+"""What a site does at most, unless its operator says otherwise: steps of a round, the smallest batch, rounds in all
+runs, which algorithms (none named: all), seconds in which a message must have arrived."""
 
 
 def init(folder: Path, sites: list[str], address: str = "127.0.0.1", port: int = 8000) -> None:
     """Write a ready-to-copy set-up."""
     _check(folder, sites, address)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     ca_key, ca = _authority()
     _secret(folder / "ca.key", _pem(ca_key))
     _server(folder / "server", sites, address, port, ca_key, ca)
@@ -44,7 +58,8 @@ def init(folder: Path, sites: list[str], address: str = "127.0.0.1", port: int =
 
 
 def _check(folder: Path, sites: list[str], address: str) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    check_output(folder)
+    if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder}: exists already; a federation needs a new folder")
     if not sites or len(set(sites)) < len(sites):
         raise ConfigError(f"--sites {','.join(sites)}: different names joined by commas are needed")
@@ -56,7 +71,8 @@ def _check(folder: Path, sites: list[str], address: str) -> None:
 
 
 def _server(folder: Path, sites: list[str], address: str, port: int, ca_key: Any, ca: x509.Certificate) -> None:
-    (folder / "keys").mkdir(parents=True)
+    folder.mkdir(mode=0o700)
+    (folder / "keys").mkdir()
     key, certificate = _certificate(address, ca_key, ca)
     (folder / "ca.pem").write_bytes(ca.public_bytes(Encoding.PEM))
     (folder / "server.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
@@ -67,14 +83,14 @@ def _server(folder: Path, sites: list[str], address: str, port: int, ca_key: Any
 
 
 def _site(folder: Path, name: str, server: str, ca: x509.Certificate, keys: Path) -> None:
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     (folder / "ca.pem").write_bytes(ca.public_bytes(Encoding.PEM))
     _secret(folder / "site.key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     (folder / "site.pub").write_bytes(public)
     (keys / f"{name}.pub").write_bytes(public)
-    settings = {"name": name, "server": server, "allow_shared_data": False}
+    settings = {"name": name, "server": server, "allow_shared_data": False} | POLICY
     (folder / "site.toml").write_text(tomli_w.dumps(settings))
 
 
@@ -109,8 +125,26 @@ def _builder(subject: x509.Name, issuer: x509.Name, public: Any) -> x509.Certifi
         public,
         x509.random_serial_number(),
         now - datetime.timedelta(hours=1),
-        now + datetime.timedelta(days=_DAYS),
+        _end(),
     )
+
+
+def _end() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=_DAYS)
+
+
+def check_expiry(paths: Sequence[Path], say: Callable[[str], None]) -> None:
+    """Refuse certificates that are no longer valid; say which soon will not be."""
+    for path in paths:
+        try:
+            end = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: not a certificate ({first_line(error)})") from None
+        left = (end - datetime.datetime.now(datetime.UTC)).days
+        if left < 0:
+            raise ConfigError(f"{path}: expired on {end:%Y-%m-%d}; a new one is needed (`undrift federation init`)")
+        if left < _SOON:
+            say(f"{path}: expires on {end:%Y-%m-%d}, in {left} days")
 
 
 def _host(name: str) -> x509.GeneralName:
@@ -143,7 +177,7 @@ def _page(sites: list[str], address: str, port: int) -> str:
         f"{lines}\n"
         "Each folder holds private keys: copy it over a safe channel, and keep no other copy.\n"
         "`ca.key` signs certificates of this federation; nobody needs it to run: keep it off line.\n"
-        "Certificates are valid for two years.\n"
+        f"Certificates are valid until {_end():%Y-%m-%d}.\n"
     )
 
 
@@ -193,29 +227,43 @@ class SiteFolder:
     name: str
     server: str
     allow_shared_data: bool
+    most_steps: int = POLICY["most_steps"]
+    least_batch: int = POLICY["least_batch"]
+    most_rounds: int = POLICY["most_rounds"]
+    algorithms: tuple[str, ...] = ()
+    message_timeout: float = POLICY["message_timeout"]
 
     @staticmethod
     def read(folder: Path) -> SiteFolder:
         """Read ``site.toml``."""
-        settings = _settings(folder / "site.toml", name=str, server=str, allow_shared_data=bool)
+        settings = _settings(
+            folder / "site.toml",
+            {"algorithms": list} | dict.fromkeys(("most_steps", "least_batch", "most_rounds", "message_timeout"), int),
+            name=str,
+            server=str,
+            allow_shared_data=bool,
+        )
+        settings["algorithms"] = tuple(map(str, settings.get("algorithms", ())))
         for name in ("ca.pem", "site.key", "site.pub"):
             if not (folder / name).exists():
                 raise ConfigError(f"{folder}: {name} is missing; is this a site's folder?")
         return SiteFolder(folder, **settings)
 
 
-def _settings(path: Path, **fields: type) -> dict[str, Any]:
+def _settings(path: Path, optional: Mapping[str, type] | None = None, **fields: type) -> dict[str, Any]:
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise ConfigError(f"{path}: no such file; `undrift federation init` writes it") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a TOML file ({error})") from None
+        settings = read_toml(path)
+    except UnreadableError as error:
+        raise ConfigError(f"{error}; `undrift federation init` writes it") from None
+    known = fields | dict(optional or {})
     for name in sorted(settings.keys() | fields.keys()):
-        if name not in fields:
-            raise ConfigError(f"{path}: unknown key {name!r}; known: {', '.join(fields)}")
-        if not isinstance(settings.get(name), fields[name]):
-            raise ConfigError(f"{path}: {name} = {settings.get(name)!r}: {fields[name].__name__} is needed")
+        if name not in known:
+            raise ConfigError(f"{path}: unknown key {name!r}; known: {', '.join(known)}")
+        value = settings.get(name)
+        if not isinstance(value, known[name]) or (isinstance(value, bool) and known[name] is not bool):
+            raise ConfigError(f"{path}: {name} = {shown(value)}: {known[name].__name__} is needed")
+        if name in (optional or {}) and isinstance(value, int) and value < 1:
+            raise ConfigError(f"{path}: {name} = {value}: at least 1 is needed")
     return settings
 
 

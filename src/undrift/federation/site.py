@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,13 @@ from flwr.app import RecordDict
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from undrift.core.files import write_atomic
+from undrift.core.files import read_object, write_atomic, write_json
 from undrift.core.tree import clone
 from undrift.core.version import VERSION
 from undrift.data import DataSet, load_server_file
 from undrift.data.federation import Federation
 from undrift.data.samples import InMemory
-from undrift.errors import ConfigError, DataError, RunError
+from undrift.errors import ConfigError, DataError, RunError, UnreadableError
 from undrift.experiment.config import Config, parse
 from undrift.experiment.from_config import device_of, fresh_model, plan_of
 from undrift.federation.messages import RefusedError, meta_of, pack, vector_of
@@ -30,6 +31,13 @@ from undrift.rounds.messages import Broadcast, ClientTask, Messages
 from undrift.rounds.prepare import bound
 from undrift.rounds.work import Work
 from undrift.rounds.worker import Worker
+from undrift.rules import parts_of
+
+LARGEST = 1 << 28
+"""Numbers in one sample, or classes: no data have more."""
+_CLIENTS = 1_000_000
+_DESCRIPTION = 100_000
+"""Letters in which data are described."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +57,13 @@ class Task:
     def of(text: str) -> Task:
         """From text."""
         try:
-            given = json.loads(text)
+            given = json.loads(text[:_DESCRIPTION])
             mean, std = (None if given[k] is None else tuple(map(float, given[k])) for k in ("mean", "std"))
-            return Task(tuple(map(int, given["shape"])), int(given["classes"]), mean, std)
-        except (ValueError, TypeError, KeyError) as error:
+            task = Task(tuple(map(int, given["shape"])), int(given["classes"]), mean, std)
+            if min(task.shape) < 1 or math.prod(task.shape) > LARGEST or not 1 <= task.classes <= LARGEST:
+                raise ValueError("a shape or a number of classes that no data have")
+            return task
+        except (ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
             raise RefusedError(f"the description of the data cannot be read ({error})") from None
 
     def like(self) -> DataSet:
@@ -77,6 +88,7 @@ class Site:
         self.settings, self.path = settings, data
         self._data: tuple[Task, tuple[Tensor, Tensor]] | None = None
         self._bench: _Bench | None = None
+        self._given = 0
 
     def hello(self, content: RecordDict) -> RecordDict:
         """Who is there, and with how many samples of the right kind."""
@@ -84,7 +96,7 @@ class Site:
         try:
             samples, problem = len(self.data(Task.of(meta["task"]))[1]), ""
         except DataError as error:
-            samples, problem = 0, str(error)
+            samples, problem = 0, str(error).replace(str(self.path), "the site's data")
         return pack(
             {
                 "samples": samples,
@@ -123,6 +135,7 @@ class Site:
             settings=str,
             task=str,
         )
+        self._count(meta["round"])
         bench = self._bench_of(meta)
         vector = vector_of(content, bench.wire.down.size, bench.wire.down.dtype)
         sent = clone(bench.wire.down.unpack(vector))  # each tensor where torch would let it begin
@@ -132,6 +145,7 @@ class Site:
         broadcast = Broadcast(meta["round"], meta["lr"], **sent)
         out = bench.worker.client(broadcast, ClientTask(meta["client"], kept))
         store.stage(meta["round"], out.kept)
+        self._give()
         answer = torch.empty(bench.wire.up.size, dtype=bench.wire.up.dtype)
         bench.wire.up.pack(out.tree(), answer)
         return pack(
@@ -161,6 +175,34 @@ class Site:
             self._data = (task, (x, y))
         return self._data[1]
 
+    def _count(self, round: int) -> None:
+        """Refuse a round beyond what the operator allows in all."""
+        try:
+            given = int(read_object(self.settings.folder / "state" / "given.json")["rounds"])
+        except (UnreadableError, LookupError, TypeError, ValueError):
+            given = 0
+        self._given = given
+        if given >= self.settings.most_rounds or round > self.settings.most_rounds:
+            raise RefusedError(
+                f"this site's operator allows {self.settings.most_rounds} rounds (site.toml: most_rounds)"
+            )
+
+    def _give(self) -> None:
+        """One more update leaves this site."""
+        write_json(self.settings.folder / "state" / "given.json", {"rounds": self._given + 1})
+
+    def _refuse(self, config: Config, samples: int) -> None:
+        """Refuse work that this site's operator does not allow."""
+        policy, plan = self.settings, plan_of(config)
+        if (steps := plan.steps(samples)) > policy.most_steps:
+            raise RefusedError(f"{steps} steps a round; this site makes {policy.most_steps} (site.toml: most_steps)")
+        batch = min(plan.batch_size or samples, samples)
+        if batch < policy.least_batch:
+            raise RefusedError(f"batches of {batch}; this site's have {policy.least_batch} (site.toml: least_batch)")
+        for part in parts_of(config.algorithm["name"]):
+            if policy.algorithms and part not in policy.algorithms:
+                raise RefusedError(f"algorithm {part!r}; this site takes part in {', '.join(policy.algorithms)}")
+
     def _store(self, run: str) -> SiteStore:
         return SiteStore(self.settings.folder / "state", run)
 
@@ -175,8 +217,9 @@ class Site:
     def _work(self, meta: Mapping[str, Any]) -> Work:
         """The run's work with this site as client ``client`` of ``clients``; the others' data are not here."""
         task, config = Task.of(meta["task"]), _config(meta["settings"])
-        if not 0 <= meta["client"] < meta["clients"]:
+        if not 0 <= meta["client"] < meta["clients"] <= _CLIENTS:
             raise RefusedError(f"client {meta['client']} of {meta['clients']} does not exist")
+        self._refuse(config, len(self.data(task)[1]))
         x, y = self._with_shared(task, meta)
         sizes = np.zeros(meta["clients"] + 1, dtype=np.int64)
         sizes[meta["client"] + 1] = len(y)
@@ -200,5 +243,5 @@ class Site:
 def _config(text: str) -> Config:
     try:
         return parse(json.loads(text))
-    except (ValueError, ConfigError) as error:
+    except (ValueError, RecursionError, TypeError, AttributeError, ConfigError) as error:
         raise RefusedError(f"the server's settings are not understood here: {error}") from None

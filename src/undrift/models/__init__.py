@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
+from undrift.core.machine import memory_bytes
 from undrift.core.words import unknown
 from undrift.errors import ConfigError
 from undrift.models import plain, resnet
@@ -66,12 +68,25 @@ def build(
     options = {"norm": norm, "width": width, "hidden": tuple(hidden)}
     _check(name, input_shape, classes, init_scheme, options)
     own = {key: value for key, value in options.items() if name in _OPTIONS[key]}
+    _check_size(name, tuple(input_shape), classes, own)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = _MODELS[name](tuple(input_shape), classes, **own)
         if init_scheme == "glorot":
             model.apply(_glorot)
     return model
+
+
+def _check_size(name: str, shape: tuple[int, ...], classes: int, own: dict[str, Any]) -> None:
+    """Refuse a model that this machine cannot hold (a run needs it several times), before it is made."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            size = sum(parameter.numel() * 4 for parameter in _MODELS[name](shape, classes, **own).parameters())
+    except (RuntimeError, OverflowError):  # torch cannot even name so many bytes
+        size = 1 << 62
+    if 4 * size > memory_bytes():
+        said = ", ".join(f"{key} = {list(v) if isinstance(v, tuple) else v}"[:60] for key, v in own.items())
+        raise ConfigError(f"model.name = {name!r} ({said}): too large for this machine's memory")
 
 
 def _glorot(layer: nn.Module) -> None:

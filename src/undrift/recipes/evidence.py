@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
@@ -10,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from undrift.core.files import write_json
-from undrift.experiment.run_folder import dotted
+from undrift.core.files import read_object, write_json
+from undrift.experiment.run_folder import dotted, read_summary
 from undrift.experiment.run_many import Planned
 from undrift.recipes import metrics
 from undrift.recipes.recipe import Arm, Number, Recipe, full_label
@@ -66,7 +65,7 @@ def stem(evidence: Evidence) -> str:
 def write_evidence(evidence: Evidence, folder: Path) -> Path:
     """``STEM.json``; lines that were not run this time keep what an earlier call on the same experiment found."""
     path = folder / f"{stem(evidence)}.json"
-    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    earlier = read_object(path) if path.exists() else None
     write_json(path, evidence if earlier is None else with_earlier(evidence, earlier))
     return path
 
@@ -116,7 +115,7 @@ def missing_runs(evidence: Evidence) -> list[str]:
 
 def read_evidence(folder: Path) -> list[Evidence]:
     """All results in a folder, by name."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    return [read_object(path) for path in sorted(folder.glob("*.json"))]
 
 
 def _paper_arm(recipe: Recipe, options: Options, arm: Arm) -> tuple[Recipe, Options, Arm]:
@@ -156,7 +155,7 @@ def _as_declared(outcome: Outcome, arm: Arm) -> Planned:
 
 def _run(names: Sequence[str], run: Planned) -> dict[str, Any]:
     plain = {(compared(name) or ("", "", name))[2] for name in names} - {""}
-    summary = json.loads((run.out / "summary.json").read_text())
+    summary = read_summary(run.out)
     return {
         "seed": run.config.seed,
         "metrics": {name: metrics.value(name, run.out) for name in sorted(plain)},
@@ -240,7 +239,7 @@ def _made_with(done: Sequence[Planned]) -> dict[str, Any]:
     """Versions (the commit among them), processor and precision; several of one kind stand side by side."""
     found: dict[str, set[str]] = {}
     for run in done:
-        for key, version in json.loads((run.out / "summary.json").read_text())["versions"].items():
+        for key, version in read_summary(run.out)["versions"].items():
             found.setdefault(key, set()).add(version)
     precisions = sorted({run.config.engine.precision for run in done})
     return {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from undrift.core.files import read_lines
+from undrift.core.files import read_lines, read_object
 from undrift.errors import InputError
+from undrift.experiment.run_folder import read_summary
 from undrift.rounds.progress import rolling, rounds_to
 
 POINTS = 100
@@ -57,7 +57,7 @@ def title(metric: str) -> str:
 
 def value(metric: str, folder: Path) -> float | None:
     """One metric of a finished run; None where it has none (an accuracy never reached, say)."""
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read_summary(folder)
     history = read_lines(folder / "metrics.jsonl")
     kind, _, rest = metric.partition(":")
     if kind in ("rounds_to", "rounds_to_raw"):
@@ -149,7 +149,7 @@ def _conformal(folder: Path, key: str) -> float | None:
             conformal(folder, LEVEL)
         except (ImportError, InputError):
             return None
-    points = json.loads(path.read_text())["curve"]
+    points = read_object(path)["curve"]
     return next((float(point[key]) for point in points if point["level"] == LEVEL), None)
 
 

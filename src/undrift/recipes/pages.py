@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from undrift.core.files import write_atomic
-from undrift.errors import ConfigError
+from undrift.errors import ConfigError, UnreadableError
 from undrift.recipes import RECIPES
 from undrift.recipes.claims import Claim, Finding, label, told, verdict
 from undrift.recipes.evidence import MISSING, Evidence, made_by, read_evidence, stem
@@ -110,7 +110,13 @@ def write_pages(results: Path, readme: Path | None) -> list[Path]:
     evidence = read_evidence(results)
     drawn = frozenset(path.stem for path in (results / "plots").glob("*.png"))
     written = []
-    for name, text in pages(evidence, drawn).items():
+    try:
+        made = pages(evidence, drawn)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UnreadableError(
+            f"{results}: one of the *.json files is no result ({type(error).__name__}: {error})"
+        ) from None
+    for name, text in made.items():
         write_atomic(results / name, text)
         written.append(results / name)
     if readme is not None and readme.exists():

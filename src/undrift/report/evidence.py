@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from undrift.core.files import write_atomic
+from undrift.report.looks import Look, looks
 from undrift.report.style import legend_below, line, styled
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def picture(evidence: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> 
     from matplotlib.figure import Figure
 
     groups = list(dict.fromkeys(arm["group"] for arm in lines))
+    algorithms = {arm["label"]: arm["algorithm"] for arm in reversed(lines)}
     labels = list(dict.fromkeys(arm["label"] for arm in lines))
+    drawn = dict(zip(labels, looks([algorithms[label] for label in labels]), strict=True))
     columns = min(COLUMNS, len(groups))
     rows = -(-len(groups) // columns)
     alone = len(groups) == 1
@@ -51,7 +54,7 @@ def picture(evidence: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> 
     for place, group in zip(axes.flat, groups, strict=False):
         own = [arm for arm in lines if arm["group"] == group]
         for arm in own:
-            _draw(place, arm, labels.index(arm["label"]), smooth)
+            _draw(place, arm, drawn[arm["label"]], smooth)
         place.set_title(group, fontsize=9)
         place.set(xlabel="round")
         place.margins(x=0.02)
@@ -61,11 +64,11 @@ def picture(evidence: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> 
     for row in axes:
         row[0].set_ylabel("test accuracy (rolling)" if smooth else "test accuracy")
     figure.suptitle(_title(evidence), fontsize=9, x=0.01, ha="left")
-    legend_below(figure, _all(axes.flat[0], lines, labels))
+    legend_below(figure, _all(axes.flat[0], drawn))
     return figure
 
 
-def _draw(axes: Any, arm: Mapping[str, Any], number: int, smooth: bool) -> None:
+def _draw(axes: Any, arm: Mapping[str, Any], look: Look, smooth: bool) -> None:
     """Mean and standard deviation over the seeds."""
     curves = [run["curve"] for run in arm["runs"]]
     shared = sorted(set.intersection(*({point[ROUND] for point in curve} for curve in curves)))
@@ -73,7 +76,7 @@ def _draw(axes: Any, arm: Mapping[str, Any], number: int, smooth: bool) -> None:
         [[point[ROLLING if smooth else RAW] for point in curve if point[ROUND] in set(shared)] for curve in curves]
     )
     mean = table.mean(axis=0)
-    style = line(number, len(shared))
+    style = line(look, len(shared))
     axes.plot(shared, mean, label=arm["label"], **{**style, "markersize": 3.5, "linewidth": 1.2})
     if len(curves) > 1:
         deviation = table.std(axis=0, ddof=1)
@@ -87,12 +90,12 @@ def _smooth(evidence: Mapping[str, Any]) -> bool:
     return asked and all(len(curve[0]) > ROLLING for curve in curves)
 
 
-def _all(axes: Any, lines: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> Any:
+def _all(axes: Any, drawn: Mapping[str, Look]) -> Any:
     """A panel that knows every label, for the legend."""
-    drawn = set(axes.get_legend_handles_labels()[1])
-    for number, label in enumerate(labels):
-        if label not in drawn:
-            axes.plot([], [], label=label, **line(number, 1))
+    there = set(axes.get_legend_handles_labels()[1])
+    for label, look in drawn.items():
+        if label not in there:
+            axes.plot([], [], label=label, **line(look, 1))
     return axes
 
 

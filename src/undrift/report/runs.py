@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from undrift.core.files import read_lines
-from undrift.errors import ConfigError
-from undrift.experiment.run_folder import dotted
+from undrift.core.files import read_lines, read_object, read_toml
+from undrift.errors import ConfigError, UnreadableError
+from undrift.experiment.run_folder import dotted, find_runs
 from undrift.report.looks import BLUE, Look, looks
 
 SEEDS = ("seed", "partition.seed")
@@ -79,23 +78,23 @@ def groups_in(folders: Sequence[Path]) -> list[Group]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: no such folder")
-        runs += [read_run(path.parent) for path in sorted(folder.rglob("config.toml"))]
+        runs += [read_run(path) for path in find_runs(folder)]
     return _grouped(list({run.path.resolve(): run for run in runs if run.records}.values()))
 
 
 def read_run(folder: Path) -> RunRecord:
     """What the run in a folder has written so far."""
     try:
-        settings = tomllib.loads((folder / "config.toml").read_text())
+        settings = read_toml(folder / "config.toml")
         sets, summary = (_json(folder / name) for name in ("conformal.json", "summary.json"))
         records, rounds = (read_lines(folder / name) for name in ("metrics.jsonl", "rounds.jsonl"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: cannot be read ({error})") from None
+    except UnreadableError as error:
+        raise ConfigError(str(error)) from None
     return RunRecord(folder, settings, records, sets, rounds, summary)
 
 
 def _json(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.exists() else None
+    return read_object(path) if path.exists() else None
 
 
 def _grouped(runs: list[RunRecord]) -> list[Group]:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
-from undrift.core.files import write_atomic
+from undrift.core.files import digest, make_durable, read_with, write_atomic
 from undrift.core.tree import Tree, flatten, nbytes, unflatten
+from undrift.errors import RunError
 
 
 class ClientStates:
@@ -36,7 +39,9 @@ class ClientStates:
         self._memory: dict[int, Tree] = {}
         self._dirty: dict[int, int] = {}
         self._files: dict[int, str] = {}
-        self._stale: list[str] = []
+        self._own = folder is None
+        self.checksums: dict[str, str] = {}
+        """Of every valid file."""
 
     def get(self, client: int) -> Tree | None:
         """What the client kept, or None if it never took part."""
@@ -50,7 +55,9 @@ class ClientStates:
 
     def _read(self, client: int) -> dict[str, Tensor]:
         """A client's file, as tensors where the run computes (in memory of their own: a file's may lie anywhere)."""
-        stored = load_file(self.folder / self._files[client])
+        path = self.folder / self._files[client]
+        stored = read_with(path, load)
+        refuse_other_shapes(stored, self.like, str(path))
         return {path: tensor.to(self.device, copy=True) for path, tensor in stored.items()}
 
     def put(self, client: int, kept: Tree, round: int) -> None:
@@ -64,33 +71,36 @@ class ClientStates:
             self._memory.clear()
 
     def flush(self) -> dict[int, str]:
-        """Write what has changed; returns the valid file of every client. Old files stay until :meth:`tidy`."""
+        """Write what has changed; returns the valid file of every client. Who keeps checkpoints removes old ones."""
         for client, round in self._dirty.items():
             name = f"client-{client}-{round}.safetensors"
-            write_atomic(
-                self.folder / name, save({k: v.cpu().contiguous() for k, v in flatten(self._memory[client]).items()})
-            )
-            if client in self._files:
-                self._stale.append(self._files[client])
+            content = save({k: v.cpu().contiguous() for k, v in flatten(self._memory[client]).items()})
+            write_atomic(self.folder / name, content, named=False)
+            old = self._files.get(client)
+            self.checksums.pop(old or "", None)
+            if self._own and old not in (None, name):
+                (self.folder / str(old)).unlink(missing_ok=True)
             self._files[client] = name
+            self.checksums[name] = digest(content)
+        if self._dirty:
+            make_durable(self.folder)
         self._dirty.clear()
         return dict(self._files)
 
-    def tidy(self) -> None:
-        """Remove files that no checkpoint names any more."""
-        for name in self._stale:
-            (self.folder / name).unlink(missing_ok=True)
-        self._stale.clear()
-
-    def restore(self, files: dict[int, str]) -> None:
-        """Go back to a checkpoint's files and remove all others."""
+    def restore(self, files: dict[int, str], checksums: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Go back to a checkpoint's files."""
         self._memory.clear()
         self._dirty.clear()
         self._files = dict(files)
-        valid = set(files.values())
-        for path in self.folder.glob("client-*.safetensors"):
-            if path.name not in valid:
-                path.unlink()
+        self.checksums = {name: checksums.get(f"clients/{name}", "") for name in files.values()}
 
     def __len__(self) -> int:
         return len(self._memory.keys() | self._files.keys())
+
+
+def refuse_other_shapes(stored: Mapping[str, Tensor], like: Tree, where: str) -> None:
+    """Refuse tensors that are not those that the run needs."""
+    for path, leaf in flatten(like).items():
+        found = stored.get(path)
+        if found is None or found.shape != leaf.shape or found.dtype != leaf.dtype:
+            raise RunError(f"{where}: damaged or of another run ({path} does not fit)")

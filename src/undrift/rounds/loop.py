@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,10 +18,11 @@ from undrift.core.signals import interruptible
 from undrift.core.streams import stream
 from undrift.core.tree import Tree, unflatten
 from undrift.errors import DivergedError
-from undrift.rounds.client_states import ClientStates
+from undrift.rounds.client_states import ClientStates, refuse_other_shapes
 from undrift.rounds.engine import Engine, MakeEngine, Pending
 from undrift.rounds.evaluation import CLIENTS, SERVER_MODEL, record_of
 from undrift.rounds.full import FullRounds, Observer, draw_at
+from undrift.rounds.made_from import made_from
 from undrift.rounds.personal import own_record
 from undrift.rounds.plan import batches
 from undrift.rounds.progress import Monitor, Record, summarise
@@ -65,8 +66,12 @@ class Output(Protocol):
     states: Path
     """For what clients keep."""
 
-    def begin(self) -> None:
-        """Say whose output this is, before anything else is written."""
+    def begin(self, made_from: Mapping[str, str]) -> None:
+        """Make the place ours and say whose output this is, before anything else is written."""
+        ...
+
+    def release(self) -> None:
+        """Let others write there."""
         ...
 
     def append(self, name: str, record: Record) -> None:
@@ -77,8 +82,8 @@ class Output(Protocol):
         """The records up to round ``last``; what an interrupted run wrote after it is dropped."""
         ...
 
-    def save(self, round: int, tensors: Tree, extra: Record) -> None:
-        """Write a checkpoint."""
+    def save(self, round: int, tensors: Tree, extra: Record, files: Mapping[str, str]) -> None:
+        """Write a checkpoint; ``files``: the clients' files that belong to it, with their checksums."""
         ...
 
     def load(self) -> tuple[Record, dict[str, Tensor]] | None:
@@ -142,7 +147,8 @@ class Run:
             engine = self.make_engine(self.work, worker, self.workers)
             stack.callback(engine.close)
             if self.folder:
-                self.folder.begin()
+                stack.callback(self.folder.release)
+                self.folder.begin(made_from(self.work))
             return Loop(self, worker, engine).go()
 
 
@@ -281,8 +287,8 @@ class Loop:
         if self.folder is None:
             return
         files = {str(client): name for client, name in self.states.flush().items()}
-        self.folder.save(round, self.server.tree(), {"clients": files, "bytes": self.bytes, "seconds": self.seconds})
-        self.states.tidy()
+        extra = {"clients": files, "bytes": self.bytes, "seconds": self.seconds}
+        self.folder.save(round, self.server.tree(), extra, self.states.checksums)
 
     def _resume(self) -> bool:
         """Go back to the last checkpoint; returns whether there is one."""
@@ -293,13 +299,14 @@ class Loop:
         self.history = self.folder.records("metrics.jsonl", last)
         self.lines = self.folder.records("rounds.jsonl", last)
         if found is None:
-            self.states.restore({})
+            self.states.restore({}, {})
             return False
         state, flat = found
         device = self.server.x.device
+        refuse_other_shapes(flat, self.server.tree(), "checkpoint")
         tree = unflatten({path: tensor.to(device, copy=True) for path, tensor in flat.items()}, self.server.tree())
         self.server = Server(tree["x"], tree["buffers"], tree["state"])
-        self.states.restore({int(client): name for client, name in state["clients"].items()})
+        self.states.restore({int(client): name for client, name in state["clients"].items()}, state["files"])
         self.bytes, self.seconds, self.done = state["bytes"], state["seconds"], last
         for line in self.lines:
             self.rounds.skip(line["clients"])

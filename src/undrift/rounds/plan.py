@@ -21,15 +21,16 @@ LARGEST = 2**31 - 1
 """The largest count that a setting may name."""
 
 
-def _fits_32_bits(value: float) -> float:
+def fits_32_bits(value: float) -> float:
+    """Refuse a number that is none, or nothing, in 32 bits."""
     if value and not 1e-37 < value < 1e37:
         raise ValueError("a 32-bit number cannot hold it")
     return value
 
 
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
-NotNegative = Annotated[float, Field(ge=0), AfterValidator(_fits_32_bits)]
-Rate = Annotated[float, Field(gt=0), AfterValidator(_fits_32_bits)]
+NotNegative = Annotated[float, Field(ge=0), AfterValidator(fits_32_bits)]
+Rate = Annotated[float, Field(gt=0), AfterValidator(fits_32_bits)]
 Precision = Literal["fp32", "bf16"]
 
 
@@ -171,7 +172,10 @@ def explain(error: ValidationError, prefix: str = "") -> str:
 
 def shown(value: Any) -> str:
     """A value in a message: short."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, lists in lists in lists
+        text = f"{type(value).__name__} too long to show"
     return text if len(text) < 60 else text[:57] + "..."
 
 

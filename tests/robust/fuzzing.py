@@ -1,0 +1,301 @@
+# ruff: noqa: E402, E501 - tables, and imports that need a path
+"""The campaign: mutated configurations, command lines, run folders, data files and messages; seeded and bounded.
+
+``python tests/robust/fuzzing.py --seed 0 --seconds 600`` runs every part for a while (``make fuzz``) and prints what
+was tried and what was found. A finding is a traceback, more than one line, a hang, a folder that blocks the next run,
+or exit code 0 with other numbers. Every kind of finding there ever was has a test of its own beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+import mutations
+import numpy as np
+import torch
+
+from shell import CONFIG, arrays, same_run
+from undrift.cli import main
+from undrift.data import load
+from undrift.errors import UndriftError
+
+LIMIT, PATIENCE = 20, 120
+"""Seconds of computing, and in all, that one attempt may take."""
+RUN = ["--set", "algorithm.name=scaffold", "--set", "engine.checkpoint_seconds=0.0", "--quiet"]
+
+
+class Campaign:
+    """What was tried, and what was found."""
+
+    def __init__(self, seed: int, place: Path) -> None:
+        self.draw, self.place = random.Random(seed), place
+        self.tried, self.findings = Counter[str](), list[str]()
+        self._slow = False
+        for sign in (signal.SIGALRM, signal.SIGPROF):
+            signal.signal(sign, self._alarm)
+
+    def _alarm(self, number: int, frame: object) -> None:
+        self._slow = True
+        raise TimeoutError
+
+    @contextlib.contextmanager
+    def limited(self) -> Iterator[None]:
+        """An attempt that takes too long is ended, and found."""
+        self._slow = False
+        signal.setitimer(signal.ITIMER_PROF, LIMIT)
+        signal.alarm(PATIENCE)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.alarm(0)
+
+    def found(self, what: str) -> None:
+        """Note a finding."""
+        self.findings.append(what)
+        print(f"FOUND {what}", flush=True)
+
+    def command(self, *words: str) -> tuple[int, str]:
+        """The command in this process: exit code and what it said."""
+        out, err = io.StringIO(), io.StringIO()
+        before, sys.argv = sys.argv, ["undrift", *words]
+        code: Any = None
+        try:
+            with self.limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                main()
+        except SystemExit as end:
+            code = end.code
+        except BaseException as error:
+            self.found(f"{type(error).__name__}: {error!s:.200} of {shown(words)}")
+        finally:
+            sys.argv = before
+        said = err.getvalue()
+        lines = [line for line in said.splitlines() if "warning:" not in line]
+        if self._slow:
+            self.found(f"more than {LIMIT} s: {shown(words)}")
+        elif code not in (0, 1, 2):
+            self.found(f"exit code {code!r}: {shown(words)}: {said[-300:]}")
+        elif "Traceback" in said or (code and len(lines) != 1):
+            self.found(f"{len(lines)} lines: {shown(words)}: {said[-300:]}")
+        elif "--debug shows where" in said and not allowed(said):
+            self.found(f"only the last resort: {shown(words)}: {said.strip()[-300:]}")
+        return code if isinstance(code, int) else -1, said
+
+
+def allowed(said: str) -> bool:
+    """What the system refuses is told by the last resort, and may be."""
+    return any(
+        word in said for word in ("name too long", "denied", "No such", "directory", "out of memory", "null byte")
+    )
+
+
+def shown(words: tuple[str, ...]) -> str:
+    """A command line, short."""
+    return " ".join(ascii(word)[:80] for word in words)
+
+
+def configurations(campaign: Campaign) -> None:
+    """A mutated configuration, one round."""
+    draw, out = campaign.draw, campaign.place / "out"
+    content = mutations.settings_of(draw, CONFIG) if draw.random() < 0.7 else mutations.bytes_of(draw, CONFIG.encode())
+    Path("mutated.toml").write_bytes(content)
+    few = ["--set", "train.rounds=1", "--quiet"]
+    before = len(campaign.findings)
+    code, said = campaign.command("run", "mutated.toml", "--out", "out", *few)
+    if len(campaign.findings) > before:
+        print(content.decode(errors="replace"), flush=True)
+    if code == 2 and out.exists():
+        campaign.found(f"a refused run left its folder: {said.strip()[-200:]}")
+    shutil.rmtree(out, ignore_errors=True)
+
+
+WORDS = [
+    "run", "compare", "diagnose", "recipes", "reproduce", "plot", "data", "list", "check", "get", "conformal", "cuts",
+    "federation", "init", "serve", "join", "results", "c.toml", "data.npz", "nowhere", ".", "/dev/null", "--out", "out",
+    "--set", "train.lr=0.1", "train.rounds=1", "seed=-1", "x=y", "=", "", "--resume", "--quiet", "--workers", "0", "-1",
+    "1e9", "nan", "--algorithms", "fedavg", "fedavg,scaffold", ",,,", "--seeds", "1", "--sweep", "train.lr=1,2", "--sites",
+    "a,b", "--root", "[/x]", "--help", "--version", "--scale", "--rates", "--level", "2", "--json", "--results", "x" * 5000,
+    "a\0b", "\x1b[31m", "é", "--dry-run", "--size", "mini", "fsl-table-1", "--budget", "--accept-changed-data",
+    "--method", "aps", "--profile", "--unknown", "-", "--",
+]  # fmt: skip
+STARTS = [
+    ["run", "c.toml", "--quiet", "--out", "out", "--set", "train.rounds=1"], ["conformal", "done"], ["plot", "done"],
+    ["cuts", "c.toml"], ["data", "list"], ["data", "check"], ["compare", "c.toml", "--algorithms", "fedavg", "--workers", "1"],
+    ["results"], ["reproduce", "fsl-table-1", "--dry-run"], ["federation", "init", "out"],
+]  # fmt: skip
+
+
+def command_lines(campaign: Campaign) -> None:
+    """A known command with words put in, left out and exchanged."""
+    draw = campaign.draw
+    words = list(draw.choice(STARTS))
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        at = draw.randrange(len(words) + 1)
+        kind = draw.choice(("insert", "insert", "replace", "drop"))
+        if kind == "insert":
+            words[at:at] = [draw.choice(WORDS)]
+        elif at < len(words):
+            words[at : at + 1] = [draw.choice(WORDS)] if kind == "replace" else []
+    if _would_wait(words):
+        return
+    campaign.command(*words)
+    for name in ("out", "runs", "results", "plots"):
+        shutil.rmtree(name, ignore_errors=True)
+
+
+def _would_wait(words: list[str]) -> bool:
+    """Commands that work for minutes, wait for others or use the network are none for a campaign."""
+    alone = {"serve", "join", "get", "diagnose", "demo"}
+    long = ("reproduce" in words and "--dry-run" not in words) or ("compare" in words and "1e9" in words)
+    return bool(alone & set(words)) or long or "check" in words
+
+
+def run_folders(campaign: Campaign) -> None:
+    """A damaged folder of an unfinished run, resumed: the same bits, or one line."""
+    shutil.rmtree("cut", ignore_errors=True)
+    shutil.copytree("halted", "cut")
+    what = mutations.folder(campaign.draw, Path("cut"))
+    _resumed(campaign, what)
+
+
+def bit_flips(campaign: Campaign) -> None:
+    """One bit of one file of a run's folder."""
+    shutil.rmtree("cut", ignore_errors=True)
+    shutil.copytree("halted", "cut")
+    files = sorted(path for path in Path("cut").rglob("*") if path.is_file())
+    path = campaign.draw.choice(files)
+    raw = bytearray(path.read_bytes())
+    at = campaign.draw.randrange(len(raw))
+    raw[at] ^= 1 << campaign.draw.randrange(8)
+    path.write_bytes(raw)
+    _resumed(campaign, f"{path}: bit flipped in byte {at}")
+
+
+def truncations(campaign: Campaign, path: str, size: int) -> None:
+    """A file of a run's folder cut to so many bytes."""
+    shutil.rmtree("cut", ignore_errors=True)
+    shutil.copytree("halted", "cut")
+    os.truncate(Path("cut") / path, size)
+    _resumed(campaign, f"{path}: cut to {size} bytes")
+
+
+def _resumed(campaign: Campaign, what: str) -> None:
+    code, said = campaign.command("run", "c.toml", "--out", "cut", *RUN, "--set", "train.rounds=8", "--resume")
+    if code == 0 and not same_run(Path("cut"), Path("done")):
+        campaign.found(f"exit code 0 with other numbers: {what}")
+    if code not in (0, 1, 2):
+        campaign.found(f"{what}: {said[-200:]}")
+
+
+def data_files(campaign: Campaign) -> None:
+    """A damaged data file: read, or refused as such."""
+    content = Path("data.npz").read_bytes()
+    Path("mutated.npz").write_bytes(mutations.bytes_of(campaign.draw, content))
+    try:
+        with campaign.limited(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load("npz", path="mutated.npz")
+    except UndriftError as error:
+        if "\n" in str(error):
+            campaign.found(f"more than one line: {error}")
+    except Exception as error:
+        shutil.copy("mutated.npz", f"finding-{len(campaign.findings)}.npz")
+        campaign.found(f"data file: {type(error).__name__}: {error}")
+
+
+def prepare(place: Path) -> None:
+    """A configuration, its data, a finished run and one that was killed."""
+    os.chdir(place)
+    np.savez("data.npz", **arrays())
+    Path("c.toml").write_text(CONFIG)
+    words = ["undrift", "run", "c.toml", *RUN, "--set", "train.rounds=8"]
+    for out in ("done", "halted"):
+        pid = os.fork()
+        if not pid:
+            sys.argv = [*words, "--out", out]
+            if out == "halted":
+                _die_after(5)
+            with contextlib.suppress(BaseException), contextlib.redirect_stdout(io.StringIO()):
+                main()
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+
+def _die_after(last: int) -> None:
+    from undrift.rounds.loop import Loop
+
+    go = Loop._round
+
+    def dying(self: Loop, round: int) -> None:
+        go(self, round)
+        if round == last + 1:
+            os._exit(9)
+
+    Loop._round = dying  # type: ignore[method-assign]
+
+
+def small_files() -> list[tuple[str, int]]:
+    """Every length to which a small file of a run's folder can be cut."""
+    sizes = {p.relative_to("halted"): p.stat().st_size for p in Path("halted").rglob("*") if p.is_file()}
+    return [(str(path), length) for path, size in sorted(sizes.items()) if size < 4096 for length in range(size)]
+
+
+PARTS: dict[str, Callable[[Campaign], None]] = {
+    "configurations": configurations,
+    "command lines": command_lines,
+    "run folders": run_folders,
+    "bit flips": bit_flips,
+    "data files": data_files,
+}
+
+
+def carry_out(campaign: Campaign, part: str, count: int, seconds: float) -> None:
+    """So many attempts of one part, or as many as there is time for."""
+    end = time.monotonic() + seconds
+    while campaign.tried[part] < count and time.monotonic() < end:
+        PARTS[part](campaign)
+        campaign.tried[part] += 1
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=600.0, help="for each part")
+    parser.add_argument("--count", type=int, default=1_000_000, help="attempts of each part")
+    parser.add_argument("--part", choices=[*PARTS, "truncations"], action="append")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="undrift-fuzz-", dir=memory) as place:
+        prepare(Path(place))
+        campaign = Campaign(options.seed, Path(place))
+        for part in options.part or [*PARTS, "truncations"]:
+            if part == "truncations":
+                for path, length in small_files()[: options.count]:
+                    truncations(campaign, path, length)
+                    campaign.tried[part] += 1
+            else:
+                carry_out(campaign, part, options.count, options.seconds)
+            print(f"{part}: {campaign.tried[part]} tried, {len(campaign.findings)} findings so far", flush=True)
+        os.chdir("/")
+    return min(len(campaign.findings), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,47 @@
+"""A short part of the campaign, always the same one; ``make fuzz`` and ``make soak`` are the long one."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import fuzzing
+import pytest
+import soaking
+
+from shell import CONFIG
+
+ATTEMPTS = {"configurations": 30, "command lines": 15, "run folders": 12, "bit flips": 12, "data files": 80}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to work in, and the alarm as it was."""
+    before = {sign: signal.getsignal(sign) for sign in (signal.SIGALRM, signal.SIGPROF)}
+    monkeypatch.chdir(tmp_path)
+    fuzzing.prepare(tmp_path)
+    yield tmp_path
+    for sign, handler in before.items():
+        signal.signal(sign, handler)
+
+
+@pytest.mark.filterwarnings("default")
+def test_nothing_is_found(place: Path) -> None:
+    campaign = fuzzing.Campaign(7, place)
+    for part, count in ATTEMPTS.items():
+        fuzzing.carry_out(campaign, part, count, seconds=60)
+        assert campaign.tried[part]
+    for path, length in random.Random(7).sample(fuzzing.small_files(), 12):
+        fuzzing.truncations(campaign, path, length)
+    assert campaign.findings == []
+
+
+def test_kills_end_in_the_same_bits(place: Path) -> None:
+    (place / "c.toml").write_text(CONFIG.replace("rounds = 4", "rounds = 30"))
+    assert soaking.kill(2, ["two workers"], seed=0)
+
+
+def test_memory_stays(place: Path) -> None:
+    assert soaking.soak(200, 2)

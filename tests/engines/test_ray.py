@@ -33,7 +33,8 @@ from undrift.tasks import Loss
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster as RayCluster  # noqa: E402
 
-from undrift.engines.ray import Cluster, Ray, ray_engine, read_only  # noqa: E402
+from undrift.engines.ray import Cluster, Ray, ray_engine  # noqa: E402
+from undrift.engines.ray_parcel import read_only  # noqa: E402
 
 # Worker processes cannot import this file: what it defines travels by value.
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -37,6 +37,11 @@ def said_no(answer: Answer, code: int, *words: str) -> None:
 # Run folders.
 
 
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -49,8 +54,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "brackets in state.json": ("state.json", lambda path: path.write_text("[" * 100_000)),
     "binary in metrics.jsonl": ("metrics.jsonl", lambda path: path.write_bytes(os.urandom(2000))),
     "config.toml is cut": ("config.toml", _cut),
-    "config.toml is a folder": ("config.toml", lambda path: (path.unlink(), path.mkdir())),
-    "state.json is a folder": ("state.json", lambda path: (path.unlink(), path.mkdir())),
+    "config.toml is a folder": ("config.toml", _folder),
+    "state.json is a folder": ("state.json", _folder),
 }
 
 

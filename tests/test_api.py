@@ -22,7 +22,8 @@ from undrift.errors import ConfigError, DataError
 NAMES = {
     "Chain", "ClientAt", "ConfigError", "DataError", "DivergedError", "DrawAt", "FedAvg", "Federation",
     "InputError", "Owns", "Result", "Rule", "RunError", "ServerAt", "UndriftError", "__version__", "algorithm",
-    "attack", "centralised", "chain", "choice", "clip", "cut_table", "dp", "ds", "dsl", "fedadc", "fedavg", "fedavgm",
+    "attack", "callbacks",
+    "centralised", "chain", "choice", "clip", "cut_table", "dp", "ds", "dsl", "fedadc", "fedavg", "fedavgm",
     "feddyn", "fednova", "fedopt", "fedprox", "fedpvr", "from_clients", "fsl", "krum", "masked", "median",
     "minibatch_sfl", "moon", "personal", "quantise", "scaffold", "sfl_v1", "sfl_v2", "simulate", "slowmo",
     "topk", "trimmed",

@@ -11,6 +11,7 @@ _avoid_broken_amx()  # before anything computes with PyTorch
 from undrift.core.version import VERSION
 from undrift.data.federation import Federation, from_clients
 from undrift.errors import ConfigError, DataError, DivergedError, InputError, RunError, UndriftError
+from undrift.experiment import callbacks
 from undrift.experiment.cuts import cut_table
 from undrift.experiment.simulate import simulate
 from undrift.rounds.loop import Result
@@ -96,6 +97,7 @@ __all__ = [
     "__version__",
     "algorithm",
     "attack",
+    "callbacks",
     "centralised",
     "chain",
     "choice",

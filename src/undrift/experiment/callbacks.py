@@ -6,6 +6,7 @@ ends the run there, saved and complete. The tools' packages are imported only wh
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,11 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ConfigError("TensorBoard needs tensorboard: pip install 'undrift[log]'") from None
-        self._writer = SummaryWriter(str(folder))
+        self._make, self._writer = lambda: SummaryWriter(str(folder)), None
 
     def __call__(self, record: Record) -> None:
         """Write one evaluation."""
+        self._writer = self._writer or self._make()  # nothing is written before there is something to write
         for name, value in numbers(record).items():
             self._writer.add_scalar(name, value, record["round"])
         self._writer.flush()
@@ -52,6 +54,8 @@ class MLflow:
             from mlflow.tracking import MlflowClient
         except ImportError:
             raise ConfigError("MLflow needs mlflow: pip install 'undrift[log]'") from None
+        if uri is not None and "://" not in str(uri):
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow asks for this where runs lie in a folder
         self._client = MlflowClient(None if uri is None else _address(uri))
         found = self._client.get_experiment_by_name(experiment)
         number = self._client.create_experiment(experiment) if found is None else found.experiment_id

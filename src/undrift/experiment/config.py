@@ -192,8 +192,12 @@ class Config(Section):
     def with_(self, *changes: tuple[str, Any]) -> Config:
         """The same configuration with other values under some dotted keys."""
         settings = self.model_dump(exclude_none=True, exclude_unset=True)
+        own = {key_of(part) for part in parts_of(self.algorithm["name"])} - RULES.keys()
         for key, value in changes:
             _put(settings, key, value)
+        used = {key_of(part) for part in parts_of(str(settings.get("algorithm", self.algorithm).get("name", "fedavg")))}
+        for key in own - used:  # parameters of a rule of one's own that is not asked for any more
+            settings.get("algorithm", {}).pop(key, None)
         return parse(settings)
 
     def complete(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -35,6 +35,7 @@ from undrift.rounds.made_from import CHANGES, difference
 Settings = dict[str, Any]
 _MARK = "# checksum of what follows: "
 _SUMMED_UP = {"final_accuracy", "rolling_accuracy", "rise_time", "rounds_to", "bytes_down", "bytes_up", "seconds"}
+_ROUNDS = "train.rounds"
 _SEARCHED = 20_000
 """Folders that are looked into for runs."""
 
@@ -78,9 +79,12 @@ class RunFolder:
         self._check()  # another run may have come and gone since the first look
         for item in filter(unfinished, self.path.rglob(".*")):
             item.unlink(missing_ok=True)
-        if not (self.path / "config.toml").exists():
-            text = tomli_w.dumps(self.settings)
-            write_atomic(self.path / "config.toml", f"{_MARK}{digest(text.encode())}\n{text}")
+        config = self.path / "config.toml"
+        if config.exists() and not _goes_further(_stored(config), self.settings):
+            return
+        (self.path / "summary.json").unlink(missing_ok=True)  # a run that goes further is no longer finished
+        text = tomli_w.dumps(self.settings)
+        write_atomic(config, f"{_MARK}{digest(text.encode())}\n{text}")
 
     def release(self) -> None:
         """Let others write."""
@@ -131,9 +135,15 @@ class RunFolder:
                     f"`undrift run … --resume --accept-changed-{kind}` goes on nevertheless"
                 )
 
-    def records(self, name: str, last: int) -> list[dict[str, Any]]:
-        """The records that the checkpoint counts on; what an interrupted run wrote after it is dropped."""
+    def records(self, name: str, last: int, keep: Callable[[int], bool]) -> list[dict[str, Any]]:
+        """The records that the checkpoint counts on; what an interrupted run wrote after it is dropped.
+
+        Of these, the records of rounds that ``keep`` is true of.
+        """
         content = self._verified.get(name, b"")
+        lines = content.splitlines(keepends=True)
+        kept = [keep(record["round"]) for record in records_of(content)]
+        content = b"".join(line for line, stays in zip(lines, kept, strict=True) if stays)
         write_atomic(self.path / name, content)
         self._tails[name] = _Tail(content)
         found = records_of(content)
@@ -185,13 +195,22 @@ def _refuse_other(path: Path, settings: Settings) -> None:
         # Engine and place change nothing about the result, so they may change on the way.
         return {key: value for key, value in flat.items() if not key.startswith("engine.") or key == "engine.precision"}
 
-    stored, given = fixed(_stored(path / "config.toml")), fixed(settings)
+    before = _stored(path / "config.toml")
+    stored, given = fixed(before), fixed(settings)
+    if _goes_further(before, settings):
+        del stored[_ROUNDS], given[_ROUNDS]
     for key in sorted(stored.keys() | given.keys()):
         if stored.get(key) != given.get(key):
             raise ConfigError(
                 f"output folder {path} holds another run: {key} is {stored.get(key, 'absent')!r} there "
                 f"and {given.get(key, 'absent')!r} here"
             )
+
+
+def _goes_further(before: Settings, now: Settings) -> bool:
+    """Whether only more rounds are asked for; under a cosine schedule they would change the rounds that were made."""
+    old, new = (settings.get("train", {}) for settings in (before, now))
+    return new.get("schedule") != "cosine" and int(new.get("rounds", 0)) > int(old.get("rounds", 1 << 62))
 
 
 def _stored(path: Path) -> Settings:

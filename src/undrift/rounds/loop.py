@@ -78,8 +78,8 @@ class Output(Protocol):
         """Add a record to a JSON-lines file."""
         ...
 
-    def records(self, name: str, last: int) -> list[Record]:
-        """The records up to round ``last``; what an interrupted run wrote after it is dropped."""
+    def records(self, name: str, last: int, keep: Callable[[int], bool]) -> list[Record]:
+        """The records up to round ``last`` of rounds that are to be kept; what comes after is dropped."""
         ...
 
     def save(self, round: int, tensors: Tree, extra: Record, files: Mapping[str, str]) -> None:
@@ -229,6 +229,10 @@ class Loop:
         """Whether a rule ends the run before this round."""
         return self.limited and self.work.rule.ends(round, draw_at(self.work, round))
 
+    def _due(self, round: int) -> bool:
+        """Whether a round is evaluated."""
+        return round % self.plan.eval_every == 0 or round == self.plan.rounds
+
     def _record_round(self, report: Report, seconds: float) -> None:
         lost = [{"client": item.client, "reason": item.reason} for item in report.lost]
         line = {"round": report.round, "clients": report.clients, "lost": lost, "lr": report.lr, "seconds": seconds}
@@ -296,8 +300,8 @@ class Loop:
             return False
         found = self.folder.load()
         last = -1 if found is None else int(found[0]["round"])
-        self.history = self.folder.records("metrics.jsonl", last)
-        self.lines = self.folder.records("rounds.jsonl", last)
+        self.history = self.folder.records("metrics.jsonl", last, self._due)
+        self.lines = self.folder.records("rounds.jsonl", last, lambda round: True)
         if found is None:
             self.states.restore({}, {})
             return False

@@ -1,0 +1,85 @@
+"""Every example runs, learns, and gives the same bits on any engine and after an interruption."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from undrift.core.files import read_lines
+from undrift.rounds.loop import Result
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+LEARNT = {
+    "adapter": ("accuracy", 0.5),
+    "client_tests": ("accuracy", 0.6),
+    "f1_score": ("f1", 0.6),
+    "frozen_backbone": ("accuracy", 0.7),
+    "image_folder": ("accuracy", 0.6),
+    "language_model": ("accuracy", 0.5),
+    "multilabel": ("accuracy", 0.7),
+    "tabular_regression": ("mae", 0.6),
+    "text_classifier": ("accuracy", 0.8),
+}
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+
+
+def run(name: str, **settings: Any) -> Result:
+    result = importlib.import_module(name).run(**settings)
+    assert isinstance(result, Result)
+    return result
+
+
+def numbers(result: Result) -> tuple[list[float], list[dict[str, Any]]]:
+    assert result.server is not None
+    return result.server.x.tolist(), [{k: v for k, v in r.items() if k != "seconds"} for r in result.history]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_short_and_learns(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60
+    metric, bar = LEARNT[name]
+    reached = run(name, workers=0).summary[f"final_{metric}"]
+    assert reached < bar if metric == "mae" else reached > bar
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_gives_the_same_bits_with_any_workers_and_when_it_is_taken_up_again(
+    name: str, tmp_path: Path
+) -> None:
+    here = numbers(run(name, workers=0, rounds=4))
+    for workers in (1, 2):
+        assert numbers(run(name, workers=workers, rounds=4)) == here
+    run(name, workers=0, rounds=2, out=tmp_path / "run")
+    further = run(name, workers=2, rounds=4, out=tmp_path / "run", resume=True)
+    assert numbers(further) == here
+    stored = [{k: v for k, v in r.items() if k != "seconds"} for r in read_lines(tmp_path / "run" / "metrics.jsonl")]
+    assert stored == here[1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*", "ignore::FutureWarning:ray.*")
+def test_examples_give_the_same_bits_on_ray() -> None:
+    ray = pytest.importorskip("ray")
+    sys.path.insert(0, str(EXAMPLES))  # Ray's workers look where the driver does
+    try:
+        ray.init(
+            num_cpus=1,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="error",
+            _node_ip_address="127.0.0.1",
+        )
+        for name in NAMES:
+            engine = {"name": "ray"} if name == "tabular_regression" else {"engine": "ray"}
+            assert numbers(run(name, rounds=2, **engine)) == numbers(run(name, rounds=2, workers=0)), name
+    finally:
+        ray.shutdown()
+        sys.path.remove(str(EXAMPLES))

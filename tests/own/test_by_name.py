@@ -164,7 +164,7 @@ def test_what_is_wrong_is_said_in_a_line(place: Path, setting: str, message: str
 def test_a_rule_of_ones_own_must_be_a_rule(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     monkeypatch.syspath_prepend(str(place))
-    with pytest.raises(ConfigError, match="gives Net, no undrift.Rule"):
+    with pytest.raises(ConfigError, match=r"gives Net, no undrift\.Rule"):
         parse({"algorithm": {"name": "fedavg+mine:Net"}}).rule()
 
 

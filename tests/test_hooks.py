@@ -380,3 +380,21 @@ def test_an_error_while_a_rule_is_tried_out_names_the_rule_and_the_hook() -> Non
 
     with pytest.raises(ud.RunError, match=r"rule 'odd', hook start: KeyError: 'nope' \(test_hooks\.py, line \d+"):
         run(Odd())
+
+
+def test_two_rules_that_draw_or_aggregate_are_refused_even_if_they_do_not_say_that_they_own_it() -> None:
+    class Draws1(ud.Rule):
+        def draw(self, at: ud.DrawAt) -> list[int]:
+            return [0]
+
+    class Means(ud.Rule):
+        def aggregate(self, stacks: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {path: stack.mean(0) for path, stack in stacks.items()}
+
+    with pytest.raises(ud.ConfigError, match="'draws1' and 'choice' cannot be combined: both own who takes part"):
+        Draws1() + ud.choice()
+    with pytest.raises(ud.ConfigError, match="both own how updates are aggregated"):
+        Means() + ud.median()
+    means = run(Means(), weighting="uniform")
+    assert torch.allclose(weights(means), weights(run(ud.fedavg(), weighting="uniform")), atol=1e-6)
+    assert [line["clients"] for line in run(Draws1()).rounds] == [[0], [0]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from undrift.recipes.claims import Ahead, Claim, Reaches
 from undrift.recipes.recipe import Arm, Recipe, Settings, Tuning
 
 PAPER = "beyond the papers"
@@ -77,6 +78,18 @@ PRIVACY = Recipe(
     tuple(arm for epsilon in NOISE for arm in _private(epsilon)),
     (ACCURACY, f"gain:dp:{ACCURACY}", "last:epsilon"),
     tuning=Tuning(),
+    claims=(
+        Claim(
+            "At epsilon 4 server learning under privacy leads privacy alone by more than 5 points.",
+            tuple(
+                Ahead(f"epsilon 4: {name}", ("epsilon 4: dp",), ACCURACY, 0.05) for name in ("fsl+dp", "fedadc+fsl+dp")
+            ),
+        ),
+        Claim(
+            "What clients send under privacy is worth more than the server's data alone.",
+            (Ahead("fsl+dp", ("server data alone",), ACCURACY),),
+        ),
+    ),
     notes=(
         "Every arm of a group has the same noise, rounds and share of clients, so the same epsilon (delta = 0.001): "
         "what the server does with noised sums costs nothing.",
@@ -105,6 +118,15 @@ BYTES = Recipe(
     ),
     (ACCURACY, f"gain:FedAvg:{ACCURACY}", "megabytes_up", "ratio:FedAvg:megabytes_up"),
     tuning=Tuning(rounds=50),
+    claims=(
+        Claim(
+            "FedAvg's final accuracy with at most a tenth of its uplink.",
+            (
+                Reaches(("fedpvr+topk+quantise",), f"gain:FedAvg:{ACCURACY}", 0.0),
+                Reaches(("fedpvr+topk+quantise",), "ratio:FedAvg:megabytes_up", 0.1),
+            ),
+        ),
+    ),
     notes=(
         "quantise: 8 bits. topk sends other rules' messages whole, so SCAFFOLD's control variates are not made sparse.",
     ),
@@ -138,6 +160,16 @@ ATTACK = Recipe(
     tuple(arm for algorithm, settings in _ROBUST for arm in _attacked(algorithm, settings)),
     (ACCURACY, f"gain:no attack:{ACCURACY}"),
     tuning=Tuning(rounds=50),
+    claims=(
+        Claim("FedAvg collapses.", (Ahead("fedavg: no attack", ("fedavg: attacked",), ACCURACY, 0.2),)),
+        *(
+            Claim(
+                f"{name} stays within 3 points of what it reaches without attack.",
+                (Reaches((f"{name}: attacked",), f"gain:no attack:{ACCURACY}", -0.03),),
+            )
+            for name, _ in _ROBUST[1:]
+        ),
+    ),
     notes=("Rates are chosen without attack and used under it too.",),
 )
 
@@ -168,6 +200,12 @@ PERSONAL = Recipe(
         "gain:FedAvg:last:clients_accuracy",
     ),
     tuning=Tuning(rounds=50),
+    claims=(
+        Claim(
+            "On their own data clients are served better by layers of their own than by one model for all.",
+            (Ahead("personal", ("FedAvg",), "last:clients_accuracy"),),
+        ),
+    ),
     notes=("clients_server_accuracy: the server model, whose last layer stays as it started, on the same data.",),
 )
 

@@ -104,7 +104,70 @@ class ShortStep(ud.Rule):
         return delta[:3]
 
 
+@dataclass(frozen=True)
+class EncodesOnly(ud.Rule):
+    """Does not undo what it does."""
+
+    name = "mine"
+
+    def encode(self, sent: Tree, at: ud.ClientAt) -> tuple[Tree, Tree]:
+        return sent | {"delta": sent["delta"][:5]}, {}
+
+
+@dataclass(frozen=True)
+class EncodesInPlace(ud.Rule):
+    name = "mine"
+
+    def encode(self, sent: Tree, at: ud.ClientAt) -> tuple[Tree, Tree]:
+        at.kept["e"].add_(1.0)
+        return sent, {"e": at.kept["e"]}
+
+    def init_client(self, x: Tensor) -> Tree:
+        return {"e": torch.zeros_like(x)}
+
+
+@dataclass(frozen=True)
+class ForgetsResidual(ud.Rule):
+    name = "mine"
+
+    def init_client(self, x: Tensor) -> Tree:
+        return {"e": torch.zeros_like(x)}
+
+    def encode(self, sent: Tree, at: ud.ClientAt) -> tuple[Tree, Tree]:
+        return sent, {}
+
+
+@dataclass(frozen=True)
+class SendsText(ud.Rule):
+    name = "mine"
+
+    def encode(self, sent: Tree, at: ud.ClientAt) -> tuple[Tree, Tree]:
+        return sent | {"note": "hello"}, {}
+
+
+@dataclass(frozen=True)
+class ReceivesLess(ud.Rule):
+    name = "mine"
+
+    def receive(self, sent: Tree) -> Tree:
+        return sent | {"delta": sent["delta"][:5]}
+
+
+@dataclass(frozen=True)
+class LosesLoss(ud.Rule):
+    name = "mine"
+
+    def loss(self, loss: Tensor, features: Any, at: ud.ClientAt) -> Tensor:
+        return None  # type: ignore[return-value]
+
+
 WRONG = {
+    r"decode changes the form of what is sent: delta was \[51\] at first, is \[5\] now": EncodesOnly(),
+    "encode changes kept/e in place": EncodesInPlace(),
+    "encode changes the form of what a client keeps: e was .* is nothing": ForgetsResidual(),
+    "encode gives note = 'hello'; only tensors can be sent": SendsText(),
+    "receive changes the form of what is sent": ReceivesLess(),
+    "loss must return the loss": LosesLoss(),
     "up changes delta in place": ChangesUpdate(),
     "init_server changes x in place": ChangesModel(),
     "server changes state/m in place": ChangesState(),
@@ -317,3 +380,21 @@ def test_an_error_while_a_rule_is_tried_out_names_the_rule_and_the_hook() -> Non
 
     with pytest.raises(ud.RunError, match=r"rule 'odd', hook start: KeyError: 'nope' \(test_hooks\.py, line \d+"):
         run(Odd())
+
+
+def test_two_rules_that_draw_or_aggregate_are_refused_even_if_they_do_not_say_that_they_own_it() -> None:
+    class Draws1(ud.Rule):
+        def draw(self, at: ud.DrawAt) -> list[int]:
+            return [0]
+
+    class Means(ud.Rule):
+        def aggregate(self, stacks: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {path: stack.mean(0) for path, stack in stacks.items()}
+
+    with pytest.raises(ud.ConfigError, match="'draws1' and 'choice' cannot be combined: both own who takes part"):
+        Draws1() + ud.choice()
+    with pytest.raises(ud.ConfigError, match="both own how updates are aggregated"):
+        Means() + ud.median()
+    means = run(Means(), weighting="uniform")
+    assert torch.allclose(weights(means), weights(run(ud.fedavg(), weighting="uniform")), atol=1e-6)
+    assert [line["clients"] for line in run(Draws1()).rounds] == [[0], [0]]

@@ -131,6 +131,15 @@ def test_bytes_are_those_of_what_ray_carries(cluster: RayCluster) -> None:
     assert result.summary["bytes_up"] < 3 * 4 * whole / 2
 
 
+def test_a_round_of_nobody(cluster: RayCluster) -> None:
+    plan = Plan(rounds=3, lr=0.05, batch_size=10, cohort=1, weighting="uniform", seed=3)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    made = prepare(module, ud.dp(delta=1e-2), clients(), plan)
+    local, there = Run(made, engine_for, 0).go(), Run(made, Cluster(), 2).go()
+    assert any(not line["clients"] for line in local.rounds)
+    assert same(local, there)
+
+
 def test_more_workers_than_the_cluster_has_room_for(cluster: RayCluster) -> None:
     assert same(Run(work(RULES["fedavg"]), engine_for, 0).go(), Run(work(RULES["fedavg"]), Cluster(), 64).go())
 

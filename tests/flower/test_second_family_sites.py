@@ -79,7 +79,7 @@ def test_places_that_do_not_exist_are_refused(world: Path) -> None:
 
     exchange.tamper = tamper
     result = run(federated(world, "topk", 3, world / "fed" / "server"), exchange)
-    assert lost(result.rounds)[2] == ["topk: places of entries must lie between 0 and 194"]
+    assert lost(result.rounds)[2] == ["site south: topk: places of entries must lie between 0 and 194"]
     assert lost(result.rounds)[3] == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from undrift.errors import ConfigError
-from undrift.recipes import RECIPES, Arm, Recipe, recipe_of
+from undrift.recipes import RECIPES, Arm, Recipe, beyond_rules, recipe_of
 from undrift.recipes.claims import Ahead, Reaches, Smaller
 from undrift.recipes.estimate import planned_runs, seconds_of
 from undrift.recipes.evidence import evidence_of, missing_runs
@@ -17,6 +17,7 @@ from undrift.recipes.metrics import title
 from undrift.recipes.pages import section
 from undrift.recipes.recipe import Size, full_label, sized
 from undrift.recipes.run import Options, reproduce
+from undrift.rules.accounting import epsilon as accountant
 
 TINY = {"train.rounds": 1, "train.cohort": 2, "train.local_steps": 1, "train.batch_size": 4, "train.eval_every": 1}
 
@@ -126,3 +127,14 @@ def test_a_size_changes_settings_sweep_and_arms() -> None:
     assert (small.seeds, small.size) == (1, "small")
     with pytest.raises(ConfigError, match="no such size"):
         sized(recipe, "tiny")
+
+
+def test_every_private_arm_spends_the_epsilon_of_its_group() -> None:
+    pytest.importorskip("dp_accounting")
+    for epsilon, noise in beyond_rules.NOISE.items():
+        base = beyond_rules.PRIVACY.base
+        q = base["train"]["cohort"] / base["partition"]["clients"]
+        spent = accountant(q, noise, beyond_rules.DELTA, base["train"]["rounds"])
+        assert 0.99 * epsilon < spent <= epsilon
+        arms = [arm for arm in beyond_rules.PRIVACY.arms if arm.group == f"epsilon {epsilon}"]
+        assert {arm.settings["algorithm.dp.noise"] for arm in arms} == {noise}

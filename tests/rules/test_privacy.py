@@ -87,6 +87,15 @@ def test_no_client_changes_a_sum_by_more_than_the_clip(rule: ud.Rule) -> None:
     assert max(watch.lengths) > 0.7 * (1 - 1e-6)
 
 
+def test_a_client_clips_update_and_messages_together_before_it_sends_them() -> None:
+    sent: Tree = {"delta": torch.full((9,), 1.0), "up": {"scaffold": {"dc": torch.full((16,), -1.0)}}}
+    at = ud.ClientAt(sent["delta"], {}, {}, 0.1, 1, 1, lambda: sent["delta"], HookRandom(0, 1, 0, "dp"))
+    clipped, kept = ud.dp(0.5).encode(sent, at)
+    assert torch.allclose(clipped["delta"], torch.full((9,), 0.1))  # 0.5 / sqrt(9 + 16)
+    assert torch.allclose(clipped["up"]["scaffold"]["dc"], torch.full((16,), -0.1))
+    assert kept == {}
+
+
 def test_a_client_that_does_not_clip_is_clipped_by_the_server() -> None:
     sent: Tree = {"delta": torch.full((50,), 3.0), "up": {"x": {"a": torch.ones(2)}}}
     taken = ud.dp(0.7).receive(sent)

@@ -202,6 +202,20 @@ def test_what_needs_no_shortening_and_no_trimming_changes_nothing() -> None:
     assert near(ud.choice(candidates=len(PAIRS)), ud.fedavg(), {"cohort": None}, {"cohort": None}) < 1e-12
 
 
+@pytest.mark.parametrize(("byzantine", "chosen"), [(0, 9), (1, 4), (2, 2)])
+def test_krum_counts_the_six_minus_f_minus_two_nearest(byzantine: int, chosen: int) -> None:
+    """By hand, f = 1: ``4`` has 2, 1 and 9 near, squares 4 + 9 + 25 = 38; ``2`` has 1, 4 and 9: 1 + 4 + 49 = 54."""
+    points = torch.tensor([[2.0], [9.0], [12.0], [12.0], [1.0], [4.0]])
+    found = ud.krum(byzantine=byzantine, keep=1).aggregate({"delta": points, "up/c": 10 * points})
+    assert found["delta"].tolist() == [chosen]
+    assert found["up/c"].tolist() == [10 * chosen]
+
+
+def test_krum_says_how_many_clients_it_needs() -> None:
+    with pytest.raises(ud.RunError, match=r"3 clients were heard from; byzantine = 1 and keep = 1 need at least 4"):
+        simulated(ud.krum(byzantine=1), weighting="uniform")
+
+
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_rounding_is_right_on_average_and_packed_in_so_many_bits(bits: int) -> None:
     v = torch.randn(11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

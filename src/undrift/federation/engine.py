@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from flwr.app import RecordDict
@@ -17,7 +16,7 @@ from undrift.core.text import printable
 from undrift.core.tree import Tree, clone, flatten
 from undrift.data.federation import Federation
 from undrift.engines.serial import Serial
-from undrift.errors import RunError, RunWarning
+from undrift.errors import MessageError, RunError, RunWarning
 from undrift.federation.messages import RefusedError, check, check_counts, meta_of, pack, refuse_infinite, vector_of
 from undrift.rounds.engine import Pending
 from undrift.rounds.messages import Broadcast, ClientTask, Lost, Messages, Outcome
@@ -89,8 +88,10 @@ class Flower:
         """The last round of every client that keeps something."""
         self._informed: set[int] = set()
         self._begun = False
+        self.rule = work.rule
         self.total_weight = work.plan.total_weight(work.federation)
-        self.delta_size = worker.model.layout.size
+        self._lengths: dict[int, float] = {}
+        """How long each client's last update is, decoded."""
 
     def clients(self, broadcast: Broadcast, tasks: Sequence[ClientTask]) -> Iterator[Outcome | Lost]:
         """Send a round's tasks to their sites; who does not answer in time, or not as it must, is lost."""
@@ -111,7 +112,7 @@ class Flower:
             self._checked(broadcast, task, name, answers.get(name, "is not connected"))
             for name, task in zip(names, tasks, strict=True)
         ]
-        outs = without_huge(outs, terms.sites)
+        outs = without_huge(outs, terms.sites, self._lengths)
         self._norms(broadcast.round, outs)
         for task, out in zip(tasks, outs, strict=True):
             if isinstance(out, Outcome):
@@ -142,7 +143,7 @@ class Flower:
 
     def _norms(self, round: int, outs: Sequence[Outcome | Lost]) -> None:
         """Tell how large each site's update is, and warn of those that are much larger than usual."""
-        norms = {self.terms.sites[out.client]: norm_of(out.delta) for out in outs if isinstance(out, Outcome)}
+        norms = {self.terms.sites[out.client]: self._lengths[out.client] for out in outs if isinstance(out, Outcome)}
         self.terms.norms(round, norms)
         warn_of_large(round, norms)
 
@@ -152,14 +153,22 @@ class Flower:
         except RefusedError as error:
             return Lost(task.client, printable(f"site {name}: {error}", 600))
 
-    def _refuse_overflow(self, tree: Tree) -> None:
-        """Refuse an update that the server could not compute with, or that is larger than is believed."""
-        square = sum(float(part.double().square().sum()) for part in flatten(tree).values() if part.is_floating_point())
+    def _refuse_overflow(self, tree: Tree) -> float:
+        """The length of an update; one that the server could not compute with, or not believe, is refused."""
+        square = sum(float(part.double().square().sum()) for part in flatten(tree).values())
         if square * max(1.0, self.total_weight) ** 2 > torch.finfo(torch.float32).max:
             raise RefusedError("the update is so large that the server's sums would overflow")
-        norm = norm_of(tree["delta"])
+        norm = float(tree["delta"].double().norm())
         if self.terms.max_norm is not None and norm > self.terms.max_norm:
             raise RefusedError(f"an update of norm {norm:.3g}, engine.max_norm = {self.terms.max_norm:g}")
+        return norm
+
+    def _decoded(self, tree: Tree) -> Tree:
+        """What was sent, as the server will make it out; refused if that cannot be done."""
+        try:
+            return tree | self.rule.undone({"delta": tree["delta"], "up": tree["up"]}, self.terms.wire.forms)
+        except MessageError as error:
+            raise RefusedError(str(error)) from None
 
     def _outcome(self, broadcast: Broadcast, task: ClientTask, answer: Answer) -> Outcome:
         if isinstance(answer, str):
@@ -172,7 +181,7 @@ class Flower:
         vector = vector_of(answer, wire.size, wire.dtype).to(broadcast.x.device)
         tree = clone(wire.unpack(vector))  # each tensor where torch would let it begin
         refuse_infinite(flatten(tree).values())
-        self._refuse_overflow(tree)
+        self._lengths[task.client] = self._refuse_overflow(self._decoded(tree))
         kept = {"round": torch.tensor([broadcast.round])} if task.kept else {}
         return Outcome(
             task.client,
@@ -220,15 +229,11 @@ class Flower:
         """Nothing to give back; the connection belongs to who opened it."""
 
 
-def norm_of(sent: Any) -> float:
-    """How long what was sent for an update is: the update itself, or the numbers that encode it."""
-    parts = [sent] if isinstance(sent, Tensor) else flatten(sent).values()
-    return math.sqrt(sum(float(part.double().square().sum()) for part in parts))
-
-
-def without_huge(outs: Sequence[Outcome | Lost], sites: Sequence[str]) -> list[Outcome | Lost]:
+def without_huge(
+    outs: Sequence[Outcome | Lost], sites: Sequence[str], lengths: Mapping[int, float]
+) -> list[Outcome | Lost]:
     """Updates beside which all others would count for nothing are refused, where there are enough to compare."""
-    norms = {out.client: norm_of(out.delta) for out in outs if isinstance(out, Outcome)}
+    norms = {out.client: lengths[out.client] for out in outs if isinstance(out, Outcome)}
     usual = statistics.median(norms.values()) if len(norms) > 2 else 0.0
     if not usual:
         return list(outs)

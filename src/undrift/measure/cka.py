@@ -81,6 +81,8 @@ class Cka(Periodic):
     def begin(self, worker: Worker) -> None:
         """Choose layers and test samples."""
         super().begin(worker)
+        if worker.work.personal:
+            raise ConfigError("measure.cka: clients' own layers stay with them, so their features are not seen here")
         data = self.test_data("cka")
         known = [layer.name for layer in worker.model.layout.layers]
         self._names = tuple(known if self.layers is None else self.layers)

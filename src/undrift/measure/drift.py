@@ -44,7 +44,7 @@ class Drift(Periodic):
         if self._sum is None:
             self._sum, self._squares = torch.zeros_like(delta), {}
         self._sum += delta
-        for layer in self.worker.model.layout.layers:
+        for layer in self.worker.model.shared.layers:
             self._squares[layer.name] = self._squares.get(layer.name, 0.0) + _energy(delta, layer)
 
     def tell(self, round: int, server: Server) -> Record:
@@ -53,7 +53,7 @@ class Drift(Periodic):
         self._sum = None
         if total is None:
             return {}
-        below = {layer.name: _energy(total, layer) for layer in self.worker.model.layout.layers}
+        below = {layer.name: _energy(total, layer) for layer in self.worker.model.shared.layers}
         layers = {name: ratio(squares[name], below[name]) for name in below}
         return {"drift": {"model": ratio(sum(squares.values()), sum(below.values())), "layers": layers}}
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from undrift.core.words import nearest
 from undrift.errors import ConfigError
-from undrift.recipes import beyond, fedadc, fedpvr, fsl, fsl_conference, minibatch_sfl
+from undrift.recipes import beyond, beyond_rules, fedadc, fedpvr, fsl, fsl_conference, minibatch_sfl
 from undrift.recipes.recipe import Arm, Recipe, Tuning
 
 __all__ = ["RECIPES", "Arm", "Recipe", "Tuning", "recipe_of"]
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
-    for paper in (fsl, beyond, fsl_conference, fedpvr, fedadc, minibatch_sfl)
+    for paper in (fsl, beyond, beyond_rules, fsl_conference, fedpvr, fedadc, minibatch_sfl)
     for recipe in paper.RECIPES
 }
 

@@ -20,6 +20,7 @@ LOWER_IS_BETTER = (
     "rise_time",
     "final_loss",
     "megabytes",
+    "megabytes_up",
     "models_a_round",
     "ratio",
     "late",
@@ -32,6 +33,7 @@ NAMES = {
     "rise_time": "T90 (rounds)",
     "final_loss": "test loss",
     "megabytes": "sent (MB)",
+    "megabytes_up": "sent up (MB)",
     "models_a_round": "sent a client and round (models)",
 }
 
@@ -75,6 +77,8 @@ def value(metric: str, folder: Path) -> float | None:
         return float(history[-1]["test_loss"])
     if metric == "megabytes":
         return float(summary["bytes_down"] + summary["bytes_up"]) / 1e6
+    if metric == "megabytes_up":
+        return float(summary["bytes_up"]) / 1e6
     if metric == "models_a_round":
         return _models_a_round(summary, folder)
     return None if summary[metric] is None else float(summary[metric])

@@ -6,7 +6,7 @@ Base settings are written as in TOML; an arm's settings are dotted keys on top o
 - ``rolling_accuracy``, ``final_accuracy``, ``rise_time``, ``final_loss``: at the end of the run;
 - ``tail:5``: mean accuracy of the last five evaluations, for short runs that go up and down;
 - ``late:ARM``: rounds to an accuracy that another arm of the group reaches late, divided by that arm's own;
-- ``megabytes``: all that was sent; ``models_a_round``: the same for one client and round, in model sizes;
+- ``megabytes``: all that was sent, ``megabytes_up``: up only; ``models_a_round``: all by client and round, in models;
 - ``ratio:ARM:METRIC``, ``gain:ARM:METRIC``: that metric divided by, or minus, another arm's of the same group;
 - ``last:KEY``, ``mean:KEY``: a measured quantity of ``metrics.jsonl`` (``drift.model``), its last value or its mean;
 - ``conformal:coverage``, ``conformal:size``: of prediction sets of level .9 (RAPS).

@@ -78,7 +78,7 @@ class FullRounds:
     def _gather(self, broadcast: Broadcast, tasks: list[ClientTask]) -> tuple[Totals, list[Lost]]:
         totals: Totals | None = None
         lost = []
-        for out in self.engine.clients(broadcast, tasks):
+        for out in self.engine.clients(broadcast, tasks) if tasks else ():
             if isinstance(out, Lost):
                 lost.append(out)
                 continue

@@ -39,6 +39,7 @@ class Worker:
         self.model.mode(training=True)
         size, held = self.model.shared.size, self.model.shared_buffers
         self.weights, self.buffers = self.model.weights[:size], self.model.buffers[:held]
+        self.grad = self.model.grad[:size]
         """What rules see, and what is sent: all but the layers that never leave a client."""
         self.own: Tree = {"layers": self.model.weights[size:], "buffers": self.model.buffers[held:]}
         self.first_own = clone(self.own) if work.personal else {}
@@ -223,7 +224,7 @@ class Worker:
             g.add_(y, alpha=decay)
         if at is not None:
             with self.clock("rule"):
-                rule.gradient(g[: len(self.weights)], self.weights, at)
+                rule.gradient(self.grad, self.weights, at)
         y.sub_(g, alpha=lr)
         return loss
 

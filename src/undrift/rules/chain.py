@@ -207,6 +207,12 @@ def chain(*rules: Rule) -> Chain:
     return Chain(tuple(link.among(links) for link in links))
 
 
+def _owned(rule: Rule) -> frozenset[Owns]:
+    """What a rule owns, said or not: only one can draw the clients, and only one can aggregate their updates."""
+    filled = {what for hook, what in (("draw", Owns.COHORT), ("aggregate", Owns.AGGREGATE)) if overrides(rule, hook)}
+    return rule.owns | filled
+
+
 def _refuse_clash(first: Rule, second: Rule) -> None:
     if first.name == second.name:
         raise ConfigError(f"algorithm: {first.name!r} is given twice")
@@ -215,7 +221,7 @@ def _refuse_clash(first: Rule, second: Rule) -> None:
             raise ConfigError(
                 f"algorithm: {rule.name!r} has no rounds between clients, so {other.name!r} cannot act in it"
             )
-    if clash := sorted(what.value for what in first.owns & second.owns):
+    if clash := sorted(what.value for what in _owned(first) & _owned(second)):
         raise ConfigError(f"algorithm: {first.name!r} and {second.name!r} cannot be combined: both own {clash[0]}")
     if reason := first.clash(second, first=True) or second.clash(first, first=False):
         raise ConfigError(f"algorithm: {first.name!r} and {second.name!r} cannot be combined: {reason}")

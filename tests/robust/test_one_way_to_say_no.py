@@ -245,3 +245,14 @@ def test_summing_up_takes_time_in_proportion() -> None:
         return time.process_time() - start
 
     assert seconds(20_000) < 30 * min(seconds(2_000) for _ in range(3))
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "fifo", ".", "long.csv", "nul.csv"])
+@pytest.mark.parametrize("name", ["csv", "npz"])
+def test_data_that_never_end(name: str, path: str, here: Path, undrift: Undrift) -> None:
+    os.mkfifo(here / "fifo")
+    (here / "long.csv").write_text("a,b\n1,2\n" + "x" * 100_000 + ",1\n")
+    (here / "nul.csv").write_bytes(b"a,b\n" + bytes(10_000))
+    settings = [f"data.name={name}", f"data.path={path}", "data.label=b"]
+    answer = undrift("run", "c.toml", "--out", "out", *(word for one in settings for word in ("--set", one)))
+    said_no(answer, 2, path if path != "." else "")

@@ -228,8 +228,11 @@ def read(path: Path, overrides: Iterable[str] = ()) -> Config:
             raise ConfigError(f"--set {override}: KEY=VALUE is expected, as in train.lr=0.05")
         _put(settings, key, toml_value(value))
     _resolve_paths(settings, path.parent)
-    if _names_modules(settings):
-        settings.setdefault("modules", str(path.parent.absolute()))
+    try:
+        if _names_modules(settings):
+            settings.setdefault("modules", str(path.parent.absolute()))
+    except RecursionError:
+        raise ConfigError(f"configuration {path}: nested too deeply") from None
     return parse(settings)
 
 

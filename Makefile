@@ -29,7 +29,7 @@ coverage: .venv/ready
 
 # The documentation as a site in build/site; a broken link, an unknown name or a warning is an error. Fetches nothing.
 docs: .venv/ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Wheel and sdist, installed and used outside of this folder.
 package: .venv/ready

@@ -22,6 +22,8 @@ LARGEST = 1 << 30
 def read_bytes(path: Path, get: str) -> bytes:
     """Read a file (unpacking *.gz); a missing one names the data set `get` that would bring it."""
     plain = path.with_suffix("") if path.suffix == ".gz" else path
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: not a file")
     try:
         if not path.exists() and plain.is_file():
             path = plain
@@ -95,6 +97,8 @@ def read_stl(images: Path, labels: Path, get: str) -> tuple[Pixels, Labels]:
 def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, NDArray[Any]]:
     """Read arrays of an npz file; pickled objects are never loaded."""
     arrays = {}
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: not a file")
     try:
         with path.open("rb") as stream:  # np.load leaves a file that it cannot read open
             archive = np.load(stream, allow_pickle=False)

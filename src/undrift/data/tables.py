@@ -7,6 +7,7 @@ Columns of numbers become inputs as they are, or standardised; columns of words 
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from undrift.data.samples import InMemory
 from undrift.errors import ConfigError, DataError
 
 Columns = dict[str, NDArray[Any]]
+LONGEST = 1000
+"""Letters of a value: all values of a table take as much room as the longest."""
 MOST_WORDS = 1000
 """A column with more different words than this is no category."""
 
@@ -71,12 +74,10 @@ def read_csv(
 def _columns(path: Path) -> Columns:
     """All columns of a file, as text."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.reader(file))
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not a readable CSV file ({error})") from None
+        text = read_with(path, lambda raw: raw.decode("utf-8-sig"), memory_bytes() // 16)
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+    except (UnreadableError, csv.Error) as error:
+        raise DataError(f"{path}: not a readable CSV file ({str(error).removeprefix(f'{path}: ')})") from None
     header, rows = (rows[0], [row for row in rows[1:] if row]) if rows else ([], [])
     if not header or not rows:
         raise DataError(f"{path}: a header line and at least one row are needed")
@@ -87,6 +88,8 @@ def _columns(path: Path) -> Columns:
             raise DataError(f"{path}, line {number}: {len(row)} values, the header names {len(header)} columns")
         if "" in row:
             raise DataError(f"{path}, line {number}: no value in column {header[row.index('')]!r}")
+        if max(map(len, row)) > LONGEST:
+            raise DataError(f"{path}, line {number}: a value of more than {LONGEST} letters")
     table = np.array(rows)
     return {name: table[:, place] for place, name in enumerate(header)}
 

@@ -21,8 +21,10 @@ BLOCK = re.compile(r"^\$\$(.+?)\$\$$", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"\$(?!\s)([^$\n]+?)(?<!\s)\$")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Equations between dollars become MathML; code is left alone."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Equations between dollars become MathML; code is left alone. Pages from outside find docs/ where it is here."""
+    if page.file.src_uri.startswith(OUTSIDE):
+        markdown = re.sub(r"(\]\((?:\.\./)+)docs/", r"\1", markdown)
     return "".join(part if CODE.fullmatch(part) else _with_mathml(part) for part in CODE.split(markdown))
 
 

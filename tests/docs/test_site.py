@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import undrift as ud
+from undrift.rules import RULES
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
     nowhere = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
     quiet = {"NO_MKDOCS_2_WARNING": "1", **nowhere}
     made = subprocess.run(command, cwd=ROOT, env=os.environ | quiet, capture_output=True, text=True)
@@ -48,6 +49,13 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
         shown = getattr(known, "__name__", name)
         assert name == "__version__" or f">{shown}<" in page or f'.{shown}"' in page, name
         assert name == "__version__" or known.__doc__, f"{name} has no docstring"
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_algorithm_has_its_equations_or_words_with_a_source(name: str) -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    headings = " ".join(re.findall(r"^## (.*)$", text, re.MULTILINE)).lower()
+    assert f"`{name}`" in text or name in headings.replace("-", "")
 
 
 def test_results_and_benchmarks_are_part_of_the_site(site: Path) -> None:

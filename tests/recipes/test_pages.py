@@ -117,6 +117,8 @@ def test_runs_under_way_are_shown_where_all_have_come_to_and_decide_nothing(tmp_
     assert f"- **Under way** {said}\n" in section(e, drawn=False)
     assert f"- P (journal), table 1: {said}\n" in index([e])
     assert "**met**" not in index([e])
+    older = arm("old", runs=[{"seed": 0, "metrics": {}, "measured": {}, "curve": [[0, 0.1, 2.0], [20, 0.2, 2.0]]}])
+    assert said in index([{**e, "arms": [*e["arms"], older]}]), "a result without rolling accuracy is left out"
     pytest.importorskip("matplotlib")
     assert write_picture(evidence(arms=[begun("FSL", 30, 0.8)]), tmp_path / "so-far.png")
 

@@ -43,7 +43,8 @@ def told(evidence: Mapping[str, Any]) -> Iterator[str]:
 def _compared(arms: Sequence[Mapping[str, Any]]) -> str:
     """Where several lines stand at the same round, with the first seed."""
     begun = {arm["label"]: [*arm.get("under_way", []), *arm["runs"]] for arm in arms}
-    curves = {name: run["curve"] for name, runs in begun.items() for run in runs if run["seed"] == 0}
+    first = {name: run["curve"] for name, runs in begun.items() for run in runs if run["seed"] == 0}
+    curves = {name: curve for name, curve in first.items() if len(curve[0]) > ROLLING}  # older results have it not
     rounds = [{point[ROUND] for point in curve} for curve in curves.values()]
     last = max(set.intersection(*rounds), default=0) if len(rounds) > 1 else 0
     values = [f"{name} {_at(curve, last):.4f}" for name, curve in curves.items()]

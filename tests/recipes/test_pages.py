@@ -104,6 +104,25 @@ def test_what_is_missing_stands_in_one_line() -> None:
     assert "missing" not in section(e, drawn=False)
 
 
+def test_runs_under_way_are_shown_where_all_have_come_to_and_decide_nothing(tmp_path: Path) -> None:
+    def begun(name: str, last: int, top: float) -> dict[str, Any]:
+        curve = [[r, 0.1, 2.0, top * r / 40] for r in range(0, last + 1, 10)]
+        return arm(name, **NEVER, under_way=[{"seed": 0, "round": last, "rounds": 40, "curve": curve}])
+
+    done = arm("FedAvg")
+    done["runs"] = [{"seed": 0, "metrics": {}, "measured": {}, "curve": [[r, 0.1, 2.0, 0.3] for r in (0, 10, 20, 40)]}]
+    e = evidence(recipe="fsl-table-1", arms=[begun("FSL n_0=500", 30, 0.8), begun("FedDyn", 20, 0.4), done])
+    said = "rolling accuracy at round 20, seed 0: FSL n_0=500 0.4000, FedDyn 0.2000, FedAvg 0.3000; "
+    said += "not finished: FSL n_0=500 seed 0: 30 of 40 rounds, FedDyn seed 0: 20 of 40 rounds"
+    assert f"- **Under way** {said}\n" in section(e, drawn=False)
+    assert f"- P (journal), table 1: {said}\n" in index([e])
+    assert "**met**" not in index([e])
+    older = arm("old", runs=[{"seed": 0, "metrics": {}, "measured": {}, "curve": [[0, 0.1, 2.0], [20, 0.2, 2.0]]}])
+    assert said in index([{**e, "arms": [*e["arms"], older]}]), "a result without rolling accuracy is left out"
+    pytest.importorskip("matplotlib")
+    assert write_picture(evidence(arms=[begun("FSL", 30, 0.8)]), tmp_path / "so-far.png")
+
+
 def test_recipes_without_a_result_are_listed() -> None:
     assert all(f"(`{name}`)" in index([]) for name in RECIPES)
     assert "(`fsl-table-1`)" not in index([evidence(recipe="fsl-table-1")])

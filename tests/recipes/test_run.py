@@ -174,6 +174,20 @@ def test_a_line_that_now_means_something_else_is_not_kept(tmp_path: Path) -> Non
     assert labels(replace(TOY, arms=(*TOY.arms[:2], changed)), 0) == ["FSL", "FSL again", "gone later"]
 
 
+def test_a_run_that_has_begun_is_told_as_far_as_it_has_come(tmp_path: Path) -> None:
+    once = options(tmp_path, seeds=1, tune=False, only=("FedAvg",))
+    run = reproduce(TOY, once).runs["FedAvg"][0]
+    (run.out / "summary.json").unlink()
+    lines = (run.out / "metrics.jsonl").read_text().splitlines()
+    (run.out / "metrics.jsonl").write_text("\n".join(lines[:3]) + "\n")
+    arm = evidence_of(reproduce(TOY, replace(once, budget=0)), "x")["arms"][2]
+    assert [(begun["round"], begun["rounds"]) for begun in arm["under_way"]] == [(2, 3)]
+    assert arm["under_way"][0]["curve"][-1][1] == round(json.loads(lines[2])["test_accuracy"], 4)
+    assert not arm["runs"]
+    longer = evidence_of(reproduce(TOY, replace(once, budget=0, rounds=9)), "x")["arms"][2]
+    assert not longer["under_way"], "that folder holds another run"
+
+
 def test_notes_on_lines_that_are_kept_stay(tmp_path: Path) -> None:
     def notes(recipe: Recipe, only: str) -> list[str]:
         outcome = reproduce(recipe, options(tmp_path / "runs", seeds=1, tune=False, only=(only,)))

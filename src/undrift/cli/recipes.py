@@ -177,8 +177,8 @@ def _carry_out(task: Task, results: Path, log: _Log | None) -> None:
         typer.echo(f"finished runs are kept; go on with the same command ({_command(recipe, options)})", err=True)
         raise
     evidence = evidence_of(outcome, _command(recipe, options))
-    if not any(arm["runs"] for arm in evidence["arms"]):
-        typer.echo(f"{recipe.name}: no run has been finished yet, so there is no result", err=True)
+    if not any(arm["runs"] or arm["under_way"] for arm in evidence["arms"]):
+        typer.echo(f"{recipe.name}: no run has been evaluated yet, so there is no result", err=True)
         return
     path = write_evidence(evidence, results)
     table = Table(*HEAD)

@@ -16,6 +16,7 @@ from undrift.recipes import metrics
 from undrift.recipes.recipe import Arm, Number, Recipe, full_label
 from undrift.recipes.run import Options, Outcome, finished, planned, settings_of
 from undrift.recipes.scale import differences
+from undrift.recipes.under_way import so_far
 
 Evidence = dict[str, Any]
 MISSING = "missing"
@@ -143,6 +144,7 @@ def _arm(outcome: Outcome, arm: Arm, command: str) -> dict[str, Any]:
         "paper": dict(arm.paper),
         "by": {"command": command, "date": time.strftime("%Y-%m-%d"), **_made_with(done)},
         "runs": made,
+        "under_way": [begun for run in runs if run not in done and (begun := so_far(run))],
         "missing": [run.name for run in runs if run not in done] or ([label] if not runs else []),
         "ours": {m: spread([run["metrics"].get(m) for run in made]) for m in outcome.recipe.metrics if not compared(m)},
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from undrift.core.files import write_atomic
 from undrift.errors import ConfigError, UnreadableError
-from undrift.recipes import RECIPES
+from undrift.recipes import RECIPES, under_way
 from undrift.recipes.claims import Claim, Finding, label, told, verdict
 from undrift.recipes.evidence import MISSING, Evidence, made_by, read_evidence, stem
 from undrift.recipes.run import TUNED
@@ -60,6 +60,8 @@ def index(results: Sequence[Evidence]) -> str:
         rows = list(_verdicts([e for e in results if e["paper"] == paper]))
         if rows:
             lines += [f"## {paper}", "", *markdown([("claim", "verdict", "numbers", "from"), *rows]), ""]
+    begun = [f"- {e['paper']}, {e['where']}{_size(e)}: {text}" for e in results for text in under_way.told(e)]
+    lines += ["## Under way", "", *begun, ""] if begun else []
     lines += ["## Falls short of the paper's number", ""]
     lines += [f"- {text}" for e in results for text in _short(e)] or ["Nothing."]
     lines += ["", "## Not run", "", *_not_run(results), ""]
@@ -191,6 +193,7 @@ def _about(e: Evidence) -> Iterator[str]:
         rounds = e["tuning"].get("rounds")
         over = f" ({rounds} rounds)" if rounds and TUNED in how else ""
         yield f"Setting of {', '.join(labels) if len(labels) <= 8 else f'{len(labels)} lines'}: {how}{over}"
+    yield from (f"**Under way** {text}" for text in under_way.told(e))
     if any(arm["missing"] for arm in e["arms"]):
         yield f"Not run: {_missing(e)}"
     if e["unmeasured"]:

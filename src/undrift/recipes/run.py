@@ -165,6 +165,12 @@ def finished(run: Planned) -> bool:
     """Whether the folder holds this very run, finished."""
     if not (run.out / "summary.json").exists():
         return False
+    same_run(run)
+    return True
+
+
+def same_run(run: Planned) -> None:
+    """Refuse a folder that holds another run."""
     # Read as a configuration, so that keys that came later have their defaults.
     a, b = matters(read(run.out / "config.toml").complete()), matters(run.config.complete())
     if b.pop("train.eval_every") % a["train.eval_every"] == 0:
@@ -174,7 +180,6 @@ def finished(run: Planned) -> bool:
         raise ConfigError(
             f"{run.out} holds another run: {key} is {a.get(key)!r} there and {b.get(key)!r} here; give another --out"
         )
-    return True
 
 
 def matters(settings: dict[str, Any]) -> dict[str, Any]:

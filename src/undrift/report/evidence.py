@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,21 +25,27 @@ ROUND, RAW, ROLLING = 0, 1, 3
 
 def write_picture(evidence: Mapping[str, Any], path: Path) -> bool:
     """Draw a result; False where there is no run to draw."""
-    lines = [arm for arm in evidence["arms"] if arm["runs"]]
+    lines = [_drawable(arm) for arm in evidence["arms"] if arm["runs"] or arm.get("under_way")]
     if not lines:
         return False
     with styled():
         buffer = io.BytesIO()
-        picture(evidence, lines).savefig(buffer, dpi=DPI, bbox_inches="tight", metadata={"Software": None})
+        picture({**evidence, "arms": lines}).savefig(buffer, dpi=DPI, bbox_inches="tight", metadata={"Software": None})
     if not path.exists() or path.read_bytes() != buffer.getvalue():
         write_atomic(path, buffer.getvalue())
     return True
 
 
-def picture(evidence: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Figure:
-    """The figure itself."""
+def _drawable(arm: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A line as it is; where none of its runs has ended, with those under way."""
+    return arm if arm["runs"] else {**arm, "runs": arm["under_way"], "label": f"{arm['label']} (so far)"}
+
+
+def picture(evidence: Mapping[str, Any]) -> Figure:
+    """The figure itself, of lines that all have a run."""
     from matplotlib.figure import Figure
 
+    lines = evidence["arms"]
     groups = list(dict.fromkeys(arm["group"] for arm in lines))
     algorithms = {arm["label"]: arm["algorithm"] for arm in reversed(lines)}
     labels = list(dict.fromkeys(arm["label"] for arm in lines))

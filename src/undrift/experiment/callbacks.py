@@ -7,7 +7,7 @@ ends the run there, saved and complete. The tools' packages are imported only wh
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ConfigError("TensorBoard needs tensorboard: pip install 'undrift[log]'") from None
-        self._make, self._writer = lambda: SummaryWriter(str(folder)), None
+        self._make: Callable[[], Any] = lambda: SummaryWriter(str(folder))
+        self._writer: Any = None
 
     def __call__(self, record: Record) -> None:
         """Write one evaluation."""

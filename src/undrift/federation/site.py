@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from undrift.core.files import read_object, write_atomic, write_json
+from undrift.core.plugins import look_in
 from undrift.core.tree import clone
 from undrift.core.version import VERSION
 from undrift.data import DataSet, load_server_file
@@ -23,7 +24,7 @@ from undrift.data.federation import Federation
 from undrift.data.samples import InMemory
 from undrift.errors import ConfigError, DataError, RunError, UnreadableError
 from undrift.experiment.config import Config, parse
-from undrift.experiment.from_config import device_of, fresh_model, plan_of
+from undrift.experiment.from_config import device_of, fresh_model, loss_of, plan_of
 from undrift.federation.messages import RefusedError, meta_of, pack, vector_of
 from undrift.federation.setup import SiteFolder
 from undrift.federation.site_store import SiteStore
@@ -40,6 +41,11 @@ _DESCRIPTION = 100_000
 """Letters in which data are described."""
 
 
+SENT = frozenset({"seed", "model", "algorithm", "attack", "task", "train", "engine", "data"})
+"""The sections of a configuration that the server sends."""
+_KINDS = {"float32": torch.float32, "int64": torch.int64}
+
+
 @dataclass(frozen=True)
 class Task:
     """What the server says about the data: enough to build the model, nothing about anybody's samples."""
@@ -48,6 +54,15 @@ class Task:
     classes: int
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
+    inputs: str = "float32"
+    targets: str = "int64"
+    target_shape: tuple[int, ...] = ()
+
+    @staticmethod
+    def describing(data: DataSet) -> Task:
+        """What there is to say about these data."""
+        inputs, targets = (str(part.dtype).removeprefix("torch.") for part in (data.x_test, data.y_test))
+        return Task(data.shape, data.classes, data.mean, data.std, inputs, targets, tuple(data.y_test.shape[1:]))
 
     def to_json(self) -> str:
         """As text."""
@@ -68,7 +83,8 @@ class Task:
 
     def like(self) -> DataSet:
         """An empty data set of this kind."""
-        x, y = torch.empty(0, *self.shape), torch.empty(0, dtype=torch.int64)
+        x = torch.empty(0, *self.shape, dtype=_KINDS[self.inputs])
+        y = torch.empty(0, *self.target_shape, dtype=_KINDS[self.targets])
         return DataSet("the federation's data", InMemory(x, y), InMemory(x, y), self.classes, None, self.mean, self.std)
 
 
@@ -216,7 +232,7 @@ class Site:
 
     def _work(self, meta: Mapping[str, Any]) -> Work:
         """The run's work with this site as client ``client`` of ``clients``; the others' data are not here."""
-        task, config = Task.of(meta["task"]), _config(meta["settings"])
+        task, config = Task.of(meta["task"]), self._config(meta["settings"])
         if not 0 <= meta["client"] < meta["clients"] <= _CLIENTS:
             raise RefusedError(f"client {meta['client']} of {meta['clients']} does not exist")
         self._refuse(config, len(self.data(task)[1]))
@@ -225,7 +241,29 @@ class Site:
         sizes[meta["client"] + 1] = len(y)
         federation = Federation(InMemory(x, y), np.arange(len(y), dtype=np.int64), np.cumsum(sizes))
         module = fresh_model(config, task)
-        return bound(module, config.rule(), federation, plan_of(config), None, device_of(config))
+        plan, loss = plan_of(config), loss_of(config)
+        return bound(module, config.rule(), federation, plan, loss, device_of(config), task=config.task.name)
+
+    def _config(self, text: str) -> Config:
+        """The server's settings; what they name must lie in modules that the operator allows, in the site's folder."""
+        try:
+            given = json.loads(text)
+            if unknown := sorted(given.keys() - SENT):
+                raise ConfigError(f"unknown key {unknown[0]!r}")
+            self._refuse_modules(given)
+            return parse(given)
+        except (ValueError, RecursionError, TypeError, AttributeError, ConfigError) as error:
+            raise RefusedError(f"the server's settings are not understood here: {error}") from None
+
+    def _refuse_modules(self, given: Any) -> None:
+        for place in places_in(given):
+            module = place.partition(":")[0]
+            if module not in self.settings.modules:
+                raise RefusedError(
+                    f"{place!r} is code of the server's choice; this site's operator allows "
+                    f"{', '.join(self.settings.modules) or 'none'} (site.toml: modules)"
+                )
+            look_in(self.settings.folder)
 
     def _with_shared(self, task: Task, meta: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         x, y = self.data(task)
@@ -240,8 +278,13 @@ class Site:
         return torch.cat([x, extra["x"]]), torch.cat([y, extra["y"]])
 
 
-def _config(text: str) -> Config:
-    try:
-        return parse(json.loads(text))
-    except (ValueError, RecursionError, TypeError, AttributeError, ConfigError) as error:
-        raise RefusedError(f"the server's settings are not understood here: {error}") from None
+def places_in(settings: Any) -> Iterator[str]:
+    """All texts in settings that name something as ``package.module:name``."""
+    if isinstance(settings, dict):
+        for value in settings.values():
+            yield from places_in(value)
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from places_in(value)
+    elif isinstance(settings, str) and ":" in settings:
+        yield from (part for part in settings.split("+") if ":" in part)

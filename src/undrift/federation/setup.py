@@ -43,7 +43,8 @@ POLICY: dict[str, Any] = {
     "message_timeout": 300,
 }
 """What a site does at most, unless its operator says otherwise: steps of a round, the smallest batch, rounds in all
-runs, which algorithms (none named: all), which modules of its own a server may name, seconds in which a message must have arrived."""
+runs, which algorithms (none named: all), which modules a server may name, seconds in which a message must have
+arrived."""
 
 
 def init(folder: Path, sites: list[str], address: str = "127.0.0.1", port: int = 8000) -> None:

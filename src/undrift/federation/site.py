@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from undrift.core.files import read_object, write_atomic, write_json
-from undrift.core.plugins import look_in
+from undrift.core.plugins import look_in, places_in
 from undrift.core.tree import clone
 from undrift.core.version import VERSION
 from undrift.data import DataSet, load_server_file
@@ -74,7 +74,11 @@ class Task:
         try:
             given = json.loads(text[:_DESCRIPTION])
             mean, std = (None if given[k] is None else tuple(map(float, given[k])) for k in ("mean", "std"))
-            task = Task(tuple(map(int, given["shape"])), int(given["classes"]), mean, std)
+            kinds = str(given.get("inputs", "float32")), str(given.get("targets", "int64"))
+            targets = tuple(map(int, given.get("target_shape", ())))
+            task = Task(tuple(map(int, given["shape"])), int(given["classes"]), mean, std, *kinds, targets)
+            if not set(kinds) <= _KINDS.keys() or min(targets, default=1) < 1 or math.prod(targets) > LARGEST:
+                raise ValueError("targets that no data have")
             if min(task.shape) < 1 or math.prod(task.shape) > LARGEST or not 1 <= task.classes <= LARGEST:
                 raise ValueError("a shape or a number of classes that no data have")
             return task
@@ -169,7 +173,7 @@ class Site:
                 "run": meta["run"],
                 "round": meta["round"],
                 "client": meta["client"],
-                "loss": out.loss,
+                "loss": float(out.loss),
                 "visits": out.visits,
                 "steps": out.steps,
             },
@@ -276,15 +280,3 @@ class Site:
         if len(extra["y"]) != meta["shared"]:
             raise RefusedError(f"{len(extra['y'])} shared samples are here, the server means {meta['shared']}")
         return torch.cat([x, extra["x"]]), torch.cat([y, extra["y"]])
-
-
-def places_in(settings: Any) -> Iterator[str]:
-    """All texts in settings that name something as ``package.module:name``."""
-    if isinstance(settings, dict):
-        for value in settings.values():
-            yield from places_in(value)
-    elif isinstance(settings, list):
-        for value in settings:
-            yield from places_in(value)
-    elif isinstance(settings, str) and ":" in settings:
-        yield from (part for part in settings.split("+") if ":" in part)

@@ -34,7 +34,7 @@ def model() -> nn.Sequential:
 def run(**settings: Any) -> ud.Result:
     """Train the adapters with FedPVR on the last of them."""
     clients, test = federation()
-    given = {"rounds": 15, "lr": 0.5, "batch_size": 20, "local_epochs": 2, **settings}
+    given = {"rounds": 40, "lr": 0.2, "batch_size": 20, **settings}
     return ud.simulate(model(), clients, ud.fedpvr(layers=1), test_data=test, **given)
 
 

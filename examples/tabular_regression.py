@@ -27,20 +27,19 @@ def write_table(path: Path) -> None:
 
 def run(out: str | Path | None = None, resume: bool = False, **settings: Any) -> Result:
     """One client for each town."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "houses.csv"
-        write_table(path)
-        engine = {key: value for key, value in settings.items() if key in ("workers", "name")}
-        config = {
-            "data": {"name": "csv", "path": str(path), "label": "price", "client": "town"},
-            "partition": {"scheme": "given"},
-            "task": {"name": "regression", "monitor": "mae"},
-            "model": {"name": "mlp", "hidden": [16]},
-            "algorithm": {"name": "scaffold"},
-            "train": {"rounds": settings.get("rounds", 15), "lr": 0.05, "batch_size": 16},
-            "engine": engine,
-        }
-        return run_config(parse(config), None if out is None else Path(out), resume=resume)
+    path = (Path(tempfile.mkdtemp()) if out is None else Path(out).parent) / "houses.csv"
+    write_table(path)
+    engine = {key: value for key, value in settings.items() if key in ("workers", "name")}
+    config = {
+        "data": {"name": "csv", "path": str(path), "label": "price", "client": "town"},
+        "partition": {"scheme": "given"},
+        "task": {"name": "regression", "monitor": "mae"},
+        "model": {"name": "mlp", "hidden": [16]},
+        "algorithm": {"name": "scaffold"},
+        "train": {"rounds": settings.get("rounds", 15), "lr": 0.05, "batch_size": 16},
+        "engine": engine,
+    }
+    return run_config(parse(config), None if out is None else Path(out), resume=resume)
 
 
 if __name__ == "__main__":

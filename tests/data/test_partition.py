@@ -218,7 +218,7 @@ def test_given_lists_keep_their_clients(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[1, 2", "not a JSON file"),
+        ("[[1, 2", "damaged"),
         ('{"a": 1}', "must hold a list"),
         ("[[1], 2]", "client 1 is not a list"),
         ("[[1.5]]", "client 0 is not a list of whole numbers"),
@@ -235,7 +235,7 @@ def test_wrong_index_files(tmp_path: Path, text: str, message: str) -> None:
 def test_absent_index_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.json: no such file"):
         load_indices(tmp_path / "absent.json")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="a folder"):
         load_indices(tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import torch
 
@@ -41,7 +42,11 @@ def engine_named(
 
 
 def device_for(wanted: str) -> str:
-    """The device to compute on, checked before anything is built on it."""
+    """The device to compute on, checked before anything is built on it.
+
+    Whether there is a GPU is asked of its driver's management library, so that processes forked later can use it.
+    """
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, number = wanted.partition(":")

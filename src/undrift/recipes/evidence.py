@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from undrift.core.files import read_object, write_json
+from undrift.errors import UnreadableError
 from undrift.experiment.run_folder import dotted, read_summary
 from undrift.experiment.run_many import Planned
 from undrift.recipes import metrics
@@ -61,6 +62,9 @@ def stem(evidence: Evidence) -> str:
     """``NAME``; ``NAME.SIZE`` or ``NAME.scaled`` for what is smaller than the paper's."""
     small = f".{evidence['size']}" if evidence.get("size") else ".scaled" if evidence["scaled"] else ""
     return f"{evidence['recipe']}{'.stand-in' if evidence['stand_in'] else small}"
+
+
+_NEEDED = {"recipe", "paper", "where", "title", "metrics", "arms", "scaled", "stand_in"}
 
 
 def write_evidence(evidence: Evidence, folder: Path) -> Path:
@@ -116,7 +120,14 @@ def missing_runs(evidence: Evidence) -> list[str]:
 
 def read_evidence(folder: Path) -> list[Evidence]:
     """All results in a folder, by name."""
-    return [read_object(path) for path in sorted(folder.glob("*.json"))]
+    return [_result(path) for path in sorted(folder.glob("*.json"))]
+
+
+def _result(path: Path) -> Evidence:
+    found = read_object(path)
+    if missing := sorted(_NEEDED - found.keys()):
+        raise UnreadableError(f"{path}: no result (no {missing[0]!r} in it)")
+    return found
 
 
 def _paper_arm(recipe: Recipe, options: Options, arm: Arm) -> tuple[Recipe, Options, Arm]:

@@ -78,10 +78,10 @@ def bound(
     found = fit(outputs, targets, task, loss)
     statistics = changing_buffers(module, inputs)
     _refuse_single_samples(module, inputs, federation, plan)
-    model = FlatModel(module, device, statistics)
+    model = FlatModel(module, "cpu", statistics)  # rules are tried out where that costs nothing, whatever the device
     personal = whole.personal_layers(model.layout)
     if personal:
-        model = FlatModel(module, device, statistics, personal)
+        model = FlatModel(module, "cpu", statistics, personal)
     rule = whole.bind(model.shared) if whole.kind is RoundKind.FULL else bind_split(whole, module, plan, statistics)
     rule = rule.for_clients(len(federation), plan.seed)
     _refuse_statistics(rule, model)

@@ -134,11 +134,11 @@ def test_who_comes_through_the_gate(world: Path, tmp_path: Path) -> None:
     proof = {SECRET_HEADER: proof_of(secret)}
     cases: list[tuple[int, str, str, dict[str, str]]] = [
         (200, "/v1/fleet/pull-messages", "10.0.0.7", signed(east)),
-        (401, "/v1/fleet/pull-messages", "10.0.0.7", {}),
-        (401, "/v1/fleet/pull-messages", "127.0.0.1", proof),
-        (401, "/v1/fleet/pull-messages", "10.0.0.7", signed(world / "other" / "unknown")),
-        (401, "/v1/fleet/pull-messages", "10.0.0.7", signed(east, world / "fed" / "north")),
-        (401, "/v1/fleet/pull-messages", "10.0.0.7", signed(east, seconds=-4000)),
+        (412, "/v1/fleet/pull-messages", "10.0.0.7", {}),
+        (412, "/v1/fleet/pull-messages", "127.0.0.1", proof),
+        (412, "/v1/fleet/pull-messages", "10.0.0.7", signed(world / "other" / "unknown")),
+        (412, "/v1/fleet/pull-messages", "10.0.0.7", signed(east, world / "fed" / "north")),
+        (412, "/v1/fleet/pull-messages", "10.0.0.7", signed(east, seconds=-4000)),
         (200, "/v1/control/start-run", "127.0.0.1", proof),
         (401, "/v1/control/start-run", "127.0.0.1", {}),
         (401, "/v1/control/stop-run", "::1", {SECRET_HEADER: "0" * 64}),
@@ -185,7 +185,7 @@ def test_a_huge_body_is_not_read(world: Path) -> None:
     server, east = world / "fed" / "server", world / "fed" / "east"
     gate = Gate(None, _keys(server / "keys"), b"secret", most=5 << 20)
     path, huge = "/v1/fleet/push-object", 600 << 20
-    assert answer(gate, path, "10.0.0.7", {"content-length": str(huge)}, huge) == (401, 0)
+    assert answer(gate, path, "10.0.0.7", {"content-length": str(huge)}, huge) == (412, 0)
     assert answer(gate, path, "10.0.0.7", signed(east) | {"content-length": str(huge)}, huge) == (413, 0)
     status, read = answer(gate, path, "10.0.0.7", signed(east), huge)  # without a length it is read as far as allowed
     assert (status, read <= 7 << 20) == (499, True)

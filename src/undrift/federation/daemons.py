@@ -26,6 +26,8 @@ SITES, OPERATORS, HEALTH = "/v1/fleet/", "/v1/control/", "/health"
 LARGEST = 32 << 20
 """Bytes of the largest request: Flower cuts messages into pieces of 5 MB."""
 SECRET_HEADER = "undrift-secret"
+UNKNOWN_SITE = 412, '{"code": 2004, "detail": "not signed by a site of this federation"}'
+"""Flower's own answer to such a site; after another one a SuperNode ends without a word, or not at all."""
 _CLOCKS = 305.0
 """Seconds by which two machines' clocks may differ, as in Flower."""
 
@@ -58,7 +60,7 @@ class Gate:
         path, length = scope["path"], headers.get("content-length", "0")
         if path.startswith(SITES):
             if not self._signed(headers):
-                return 401, "not signed by a site of this federation"
+                return UNKNOWN_SITE
         elif path != HEALTH and not _local(scope):
             return 403, "only from the server's own machine"
         elif path.startswith(OPERATORS) and not hmac.compare_digest(

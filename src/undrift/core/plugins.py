@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,17 @@ def place_of(name: str) -> str | None:
     if ":" in name:
         return name
     return next((point.value for point in entry_points(group=GROUP) if point.name == name), None)
+
+
+def places_in(settings: Any) -> Iterator[str]:
+    """All texts in settings that may name something as ``package.module:name``."""
+    if isinstance(settings, dict):
+        settings = list(settings.values())
+    if isinstance(settings, list):
+        for value in settings:
+            yield from places_in(value)
+    elif isinstance(settings, str):
+        yield from (part for part in settings.split("+") if ":" in part)
 
 
 def own(name: str, key: str, known: Collection[str] = ()) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from undrift.core.files import read_toml
-from undrift.core.plugins import look_in, place_of
+from undrift.core.plugins import look_in, place_of, places_in
 from undrift.core.words import nearest
 from undrift.data import NAMES, SCHEMES, SOURCES
 from undrift.errors import ConfigError, UnreadableError
@@ -229,7 +228,7 @@ def read(path: Path, overrides: Iterable[str] = ()) -> Config:
         _put(settings, key, toml_value(value))
     _resolve_paths(settings, path.parent)
     try:
-        if _names_modules(settings):
+        if any("://" not in place for place in places_in(settings)):
             settings.setdefault("modules", str(path.parent.absolute()))
     except RecursionError:
         raise ConfigError(f"configuration {path}: nested too deeply") from None
@@ -285,15 +284,6 @@ def _resolve_paths(settings: dict[str, Any], base: Path) -> None:
             path = Path(value).expanduser()
             beside = base / path
             settings[section][key] = str((beside if beside.exists() else path).absolute())
-
-
-def _names_modules(settings: Any) -> bool:
-    """Whether any value names something as ``package.module:name``."""
-    if isinstance(settings, dict):
-        return any(_names_modules(value) for value in settings.values())
-    if isinstance(settings, list):
-        return any(_names_modules(value) for value in settings)
-    return isinstance(settings, str) and bool(re.search(r"(^|\+)\w[\w.]*:\w", settings))
 
 
 def _numbers(value: Any, annotation: Any = None) -> Any:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from undrift.core.files import read_lines, read_with, write_atomic, write_json
 from undrift.core.text import printable
@@ -24,7 +23,7 @@ from undrift.data.samples import InMemory, Samples
 from undrift.errors import ConfigError, DataError, RunError, UnreadableError
 from undrift.experiment.checkpoint import Checkpoints
 from undrift.experiment.config import Config
-from undrift.experiment.from_config import data_of, device_of, model_of, plan_of
+from undrift.experiment.from_config import data_of, device_of, loss_of, model_of, plan_of
 from undrift.federation.engine import AtSites, Exchange, Flower, Terms
 from undrift.federation.link import Link, on_grid
 from undrift.federation.messages import RefusedError, meta_of, pack
@@ -35,6 +34,7 @@ from undrift.rounds.prepare import prepare
 from undrift.rounds.work import Work
 from undrift.rounds.worker import Worker
 from undrift.rules.rule import Owns, RoundKind
+from undrift.tasks.metrics import metrics_named
 
 T = TypeVar("T")
 Body = Callable[[Work, MakeEngine], T]
@@ -53,13 +53,16 @@ def over(
 ) -> T:
     """Run ``body`` over this exchange with these sites."""
     data = server_data(config)
-    task = Task(data.shape, data.classes, data.mean, data.std)
+    task = Task.describing(data)
+    if Owns.CLIENT_DATA in config.rule().owns and (task.inputs, task.targets, task.target_shape) != _PLAIN:
+        raise ConfigError(f"algorithm.name = {config.algorithm['name']!r}: on Flower only classes can be shared")
     census = _Census.read(out) if resume and out is not None else None
     census = roll_call(config, exchange, sites, task, census)
     work = work_of(config, data, list(census.samples.values()))
     wire = Worker(work).messages(aligned=False)
     settings = {key: value for key, value in config.complete().items() if key in _SENT}
     settings["model"].pop("init", None)
+    settings["task"].pop("metrics", None)  # measured here
     settings["engine"] = {"precision": config.engine.precision}
     settings["data"] = {"augment": config.data.augment}
     terms = Terms(
@@ -101,8 +104,10 @@ def _note(out: Path, round: int, norms: Mapping[str, float]) -> None:
 
 
 SITES = "sites.jsonl"
-_SENT = ("seed", "model", "algorithm", "attack", "train")
+_SENT = ("seed", "model", "task", "algorithm", "attack", "train")
 """The sections of a configuration that sites need."""
+_PLAIN = ("float32", "int64", ())
+"""Inputs and targets of a classification."""
 
 
 def refuse(config: Config) -> None:
@@ -253,6 +258,8 @@ def work_of(config: Config, data: DataSet, samples: list[int]) -> Work:
         config.rule(),
         federation,
         plan_of(config),
-        nn.functional.cross_entropy,
+        loss_of(config),
         device_of(config),
+        task=config.task.name,
+        metrics=metrics_named(config.task.metrics),
     )

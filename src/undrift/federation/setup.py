@@ -39,10 +39,12 @@ POLICY: dict[str, Any] = {
     "least_batch": 8,
     "most_rounds": 100_000,
     "algorithms": [],
+    "modules": [],
     "message_timeout": 300,
 }
 """What a site does at most, unless its operator says otherwise: steps of a round, the smallest batch, rounds in all
-runs, which algorithms (none named: all), seconds in which a message must have arrived."""
+runs, which algorithms (none named: all), which modules a server may name, seconds in which a message must have
+arrived."""
 
 
 def init(folder: Path, sites: list[str], address: str = "127.0.0.1", port: int = 8000) -> None:
@@ -231,6 +233,8 @@ class SiteFolder:
     least_batch: int = POLICY["least_batch"]
     most_rounds: int = POLICY["most_rounds"]
     algorithms: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    """Modules whose names a server may call: code that runs here."""
     message_timeout: float = POLICY["message_timeout"]
 
     @staticmethod
@@ -238,12 +242,14 @@ class SiteFolder:
         """Read ``site.toml``."""
         settings = _settings(
             folder / "site.toml",
-            {"algorithms": list} | dict.fromkeys(("most_steps", "least_batch", "most_rounds", "message_timeout"), int),
+            {"algorithms": list, "modules": list}
+            | dict.fromkeys(("most_steps", "least_batch", "most_rounds", "message_timeout"), int),
             name=str,
             server=str,
             allow_shared_data=bool,
         )
-        settings["algorithms"] = tuple(map(str, settings.get("algorithms", ())))
+        for key in ("algorithms", "modules"):
+            settings[key] = tuple(map(str, settings.get(key, ())))
         for name in ("ca.pem", "site.key", "site.pub"):
             if not (folder / name).exists():
                 raise ConfigError(f"{folder}: {name} is missing; is this a site's folder?")

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from undrift.core.files import read_object, write_atomic, write_json
+from undrift.core.plugins import look_in, places_in
 from undrift.core.tree import clone
 from undrift.core.version import VERSION
 from undrift.data import DataSet, load_server_file
@@ -23,7 +24,7 @@ from undrift.data.federation import Federation
 from undrift.data.samples import InMemory
 from undrift.errors import ConfigError, DataError, RunError, UnreadableError
 from undrift.experiment.config import Config, parse
-from undrift.experiment.from_config import device_of, fresh_model, plan_of
+from undrift.experiment.from_config import device_of, fresh_model, loss_of, plan_of
 from undrift.federation.messages import RefusedError, meta_of, pack, vector_of
 from undrift.federation.setup import SiteFolder
 from undrift.federation.site_store import SiteStore
@@ -40,6 +41,11 @@ _DESCRIPTION = 100_000
 """Letters in which data are described."""
 
 
+SENT = frozenset({"seed", "model", "algorithm", "attack", "task", "train", "engine", "data"})
+"""The sections of a configuration that the server sends."""
+_KINDS = {"float32": torch.float32, "int64": torch.int64}
+
+
 @dataclass(frozen=True)
 class Task:
     """What the server says about the data: enough to build the model, nothing about anybody's samples."""
@@ -48,6 +54,15 @@ class Task:
     classes: int
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
+    inputs: str = "float32"
+    targets: str = "int64"
+    target_shape: tuple[int, ...] = ()
+
+    @staticmethod
+    def describing(data: DataSet) -> Task:
+        """What there is to say about these data."""
+        inputs, targets = (str(part.dtype).removeprefix("torch.") for part in (data.x_test, data.y_test))
+        return Task(data.shape, data.classes, data.mean, data.std, inputs, targets, tuple(data.y_test.shape[1:]))
 
     def to_json(self) -> str:
         """As text."""
@@ -59,7 +74,11 @@ class Task:
         try:
             given = json.loads(text[:_DESCRIPTION])
             mean, std = (None if given[k] is None else tuple(map(float, given[k])) for k in ("mean", "std"))
-            task = Task(tuple(map(int, given["shape"])), int(given["classes"]), mean, std)
+            kinds = str(given.get("inputs", "float32")), str(given.get("targets", "int64"))
+            targets = tuple(map(int, given.get("target_shape", ())))
+            task = Task(tuple(map(int, given["shape"])), int(given["classes"]), mean, std, *kinds, targets)
+            if not set(kinds) <= _KINDS.keys() or min(targets, default=1) < 1 or math.prod(targets) > LARGEST:
+                raise ValueError("targets that no data have")
             if min(task.shape) < 1 or math.prod(task.shape) > LARGEST or not 1 <= task.classes <= LARGEST:
                 raise ValueError("a shape or a number of classes that no data have")
             return task
@@ -68,7 +87,8 @@ class Task:
 
     def like(self) -> DataSet:
         """An empty data set of this kind."""
-        x, y = torch.empty(0, *self.shape), torch.empty(0, dtype=torch.int64)
+        x = torch.empty(0, *self.shape, dtype=_KINDS[self.inputs])
+        y = torch.empty(0, *self.target_shape, dtype=_KINDS[self.targets])
         return DataSet("the federation's data", InMemory(x, y), InMemory(x, y), self.classes, None, self.mean, self.std)
 
 
@@ -153,7 +173,7 @@ class Site:
                 "run": meta["run"],
                 "round": meta["round"],
                 "client": meta["client"],
-                "loss": out.loss,
+                "loss": float(out.loss),
                 "visits": out.visits,
                 "steps": out.steps,
             },
@@ -216,7 +236,7 @@ class Site:
 
     def _work(self, meta: Mapping[str, Any]) -> Work:
         """The run's work with this site as client ``client`` of ``clients``; the others' data are not here."""
-        task, config = Task.of(meta["task"]), _config(meta["settings"])
+        task, config = Task.of(meta["task"]), self._config(meta["settings"])
         if not 0 <= meta["client"] < meta["clients"] <= _CLIENTS:
             raise RefusedError(f"client {meta['client']} of {meta['clients']} does not exist")
         self._refuse(config, len(self.data(task)[1]))
@@ -225,7 +245,29 @@ class Site:
         sizes[meta["client"] + 1] = len(y)
         federation = Federation(InMemory(x, y), np.arange(len(y), dtype=np.int64), np.cumsum(sizes))
         module = fresh_model(config, task)
-        return bound(module, config.rule(), federation, plan_of(config), None, device_of(config))
+        plan, loss = plan_of(config), loss_of(config)
+        return bound(module, config.rule(), federation, plan, loss, device_of(config), task=config.task.name)
+
+    def _config(self, text: str) -> Config:
+        """The server's settings; what they name must lie in modules that the operator allows, in the site's folder."""
+        try:
+            given = json.loads(text)
+            if unknown := sorted(given.keys() - SENT):
+                raise ConfigError(f"unknown key {unknown[0]!r}")
+            self._refuse_modules(given)
+            return parse(given)
+        except (ValueError, RecursionError, TypeError, AttributeError, ConfigError) as error:
+            raise RefusedError(f"the server's settings are not understood here: {error}") from None
+
+    def _refuse_modules(self, given: Any) -> None:
+        for place in places_in(given):
+            module = place.partition(":")[0]
+            if module not in self.settings.modules:
+                raise RefusedError(
+                    f"{place!r} is code of the server's choice; this site's operator allows "
+                    f"{', '.join(self.settings.modules) or 'none'} (site.toml: modules)"
+                )
+            look_in(self.settings.folder)
 
     def _with_shared(self, task: Task, meta: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         x, y = self.data(task)
@@ -238,10 +280,3 @@ class Site:
         if len(extra["y"]) != meta["shared"]:
             raise RefusedError(f"{len(extra['y'])} shared samples are here, the server means {meta['shared']}")
         return torch.cat([x, extra["x"]]), torch.cat([y, extra["y"]])
-
-
-def _config(text: str) -> Config:
-    try:
-        return parse(json.loads(text))
-    except (ValueError, RecursionError, TypeError, AttributeError, ConfigError) as error:
-        raise RefusedError(f"the server's settings are not understood here: {error}") from None

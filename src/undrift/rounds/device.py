@@ -84,6 +84,7 @@ class Mean:
     def add(self, loss: Tensor, weight: Any) -> None:
         """Count one batch in."""
         number = self.place.number(loss)
+        weight = self.place.number(weight) if isinstance(weight, Tensor) else weight
         if isinstance(number, Tensor) and self.place.device.type != "mps":
             number = number.double()
         self.total = self.total + number * weight

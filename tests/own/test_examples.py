@@ -31,8 +31,8 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
 
 
-def run(name: str, **settings: Any) -> Result:
-    result = importlib.import_module(name).run(**settings)
+def run(example: str, /, **settings: Any) -> Result:
+    result = importlib.import_module(example).run(**settings)
     assert isinstance(result, Result)
     return result
 

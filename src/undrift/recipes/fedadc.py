@@ -51,7 +51,7 @@ _NOTES = (
 _SMALL = {
     "small": Size(
         "cnn-cifar has a seventeenth of cnn-adc's arithmetic; clients, cohort and local work are the paper's. 100 of "
-        "500 rounds, where acceleration shows most; a coarser grid, the same for all, over 10 rounds.",
+        "500 rounds, as many as the time allowed; a coarser grid, the same for all, over 10 rounds.",
         {"model.name": "cnn-cifar", "train.rounds": 100},
         only=("FedAvg", "SlowMo", "FedADC (Nesterov)"),
         sweep={

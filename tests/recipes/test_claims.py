@@ -52,10 +52,11 @@ def test_one_line_ahead_of_another(metric: str, a: float, b: float, by: float, s
 def test_it_has_to_be_ahead_in_every_group_and_of_every_rival() -> None:
     check = Ahead("A", ("B", "C"), "final_accuracy")
     one, two = lines(0.6, 0.5, group="one"), lines(0.6, 0.7, group="two")
-    assert judged(check, *one) == "met"
+    assert judged(check, *one) == "met as far as run", "C has not been run"
+    assert judged(check, *one, line("C", "one", final_accuracy=[0.4])) == "met"
     assert judged(check, *one, *two) == "not met"
     assert judged(check, *one, line("C", "one", final_accuracy=[0.7])) == "not met"
-    assert judged(check, *one, line("C", "two", final_accuracy=[0.7])) == "met", "another group is no rival"
+    assert judged(check, *one, line("C", "two", final_accuracy=[0.7])) == "met as far as run", "no rival"
 
 
 def test_full_labels_compare_across_groups() -> None:

@@ -1,20 +1,20 @@
 """What a paper says of a table or figure, in words, and how a result is held against it.
 
-A claim consists of checks on the means over seeds. It is *met* when every check that could be made holds, *not met*
-when one fails, *open* when nothing it needs has been run.
+A claim consists of checks on the means over seeds. It is *met* when every check holds (*as far as run*: every check
+that could be made, while a rival has not been run), *not met* when one fails, *open* when nothing it needs has been run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from undrift.recipes import metrics
 
 Line = Mapping[str, Any]
 """An arm as the evidence has it."""
-MET, NOT_MET, OPEN = "met", "not met", "open"
+MET, MET_SO_FAR, NOT_MET, OPEN = "met", "met as far as run", "not met", "open"
 MANY = 4
 """Comparisons of one kind that are still told one by one."""
 
@@ -132,11 +132,20 @@ class Claim:
 
 
 def verdict(claim: Claim, lines: Sequence[Line]) -> tuple[str, list[Finding]]:
-    """Met, not met or open, and what it was decided on."""
+    """Met (as far as run), not met or open, and what it was decided on."""
     findings = [finding for check in claim.checks for finding in check.findings(lines)]
     if not findings:
         return OPEN, []
-    return (MET if all(finding.holds for finding in findings) else NOT_MET), findings
+    if not all(finding.holds for finding in findings):
+        return NOT_MET, findings
+    return (MET_SO_FAR if any(_unmade(check, lines) for check in claim.checks) else MET), findings
+
+
+def _unmade(check: Check, lines: Sequence[Line]) -> bool:
+    """Whether a rival that a check names has no run to compare with."""
+    if not isinstance(check, Ahead):
+        return False
+    return any(not list(replace(check, than=(rival,)).findings(lines)) for rival in check.than)
 
 
 def label(line: Line) -> str:

@@ -1,7 +1,8 @@
 """What a paper says of a table or figure, in words, and how a result is held against it.
 
 A claim consists of checks on the means over seeds. It is *met* when every check holds (*as far as run*: every check
-that could be made, while a rival has not been run), *not met* when one fails, *open* when nothing it needs has been run.
+that could be made, while a rival has not been run), *not met* when one fails, *open* when nothing that it needs has
+been run.
 """
 
 from __future__ import annotations

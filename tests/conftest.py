@@ -18,6 +18,11 @@ torch.set_num_threads(1)
 SLOW = (
     "test_federation.py",
     "test_ray.py",
+    "test_strangers.py",
+    "test_processes.py",
+    "test_campaign.py",
+    "test_browser.py",
+    "test_examples.py",
     "test_conformance.py",
     "test_running.py",
     "test_demo.py",

@@ -267,7 +267,7 @@ def test_missing_file_says_how_to_get_it(tmp_path: Path) -> None:
 
 def test_folder_in_place_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin").mkdir(parents=True)
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="not a file"):
         load("cifar10", root=tmp_path)
 
 

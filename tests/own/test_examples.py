@@ -69,7 +69,7 @@ def test_examples_give_the_same_bits_on_ray() -> None:
     ray = pytest.importorskip("ray")
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
     try:
-        ray.init(num_cpus=1, _node_ip_address="127.0.0.1", **quiet)
+        ray.init(address="local", num_cpus=1, _node_ip_address="127.0.0.1", **quiet)
         for name in NAMES:
             # Ray's workers do not know this test's search path.
             ray.cloudpickle.register_pickle_by_value(importlib.import_module(name))

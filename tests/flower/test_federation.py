@@ -165,7 +165,8 @@ def test_the_guide_from_simulation_to_federation_with_the_server_killed(world: W
 def ray_cluster() -> Iterator[None]:
     """Two processors of a Ray cluster on this machine, for all algorithms."""
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=10**8, log_to_driver=False, logging_level="error")
+    own = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 10**8}
+    ray.init(address="local", log_to_driver=False, logging_level="error", **own)
     try:
         yield
     finally:

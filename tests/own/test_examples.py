@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from undrift.core.files import read_lines
+from undrift.experiment import from_config
 from undrift.rounds.loop import Result
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -42,6 +45,23 @@ def numbers(result: Result) -> tuple[list[float], list[dict[str, Any]]]:
     return result.server.x.tolist(), [{k: v for k, v in r.items() if k != "seconds"} for r in result.history]
 
 
+def killed(name: str, at: int, **settings: Any) -> bool:
+    """Whether an example, run in a process of its own, was killed by SIGKILL at its evaluation of round ``at``."""
+
+    def kill(record: dict[str, Any]) -> None:
+        if record["round"] >= at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        vars(from_config)["logs_of"] = lambda *_: (kill,)  # where an example runs a configuration
+        try:
+            run(name, **settings, callbacks=[kill])
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_is_short_and_learns(name: str) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60
@@ -51,13 +71,12 @@ def test_an_example_is_short_and_learns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_gives_the_same_bits_with_any_workers_and_when_it_is_taken_up_again(
-    name: str, tmp_path: Path
-) -> None:
+def test_an_example_gives_the_same_bits_with_any_workers_and_after_a_kill(name: str, tmp_path: Path) -> None:
     here = numbers(run(name, workers=0, rounds=4))
     for workers in (1, 2):
         assert numbers(run(name, workers=workers, rounds=4)) == here
     run(name, workers=0, rounds=2, out=tmp_path / "run")
+    assert killed(name, at=3, workers=0, rounds=4, out=tmp_path / "run", resume=True)
     further = run(name, workers=2, rounds=4, out=tmp_path / "run", resume=True)
     assert numbers(further) == here
     stored = [{k: v for k, v in r.items() if k != "seconds"} for r in read_lines(tmp_path / "run" / "metrics.jsonl")]

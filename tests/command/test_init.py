@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -122,8 +123,10 @@ def test_help_shows_an_example_and_no_escapes(words: tuple[str, ...], undrift: U
     answer = undrift(*words, "--help")
     assert answer.code == 0
     assert "\\[" not in answer.out
-    assert "Example: undrift" in answer.out or not words
+    assert f"Example: undrift {' '.join(words)}" in " ".join(answer.out.split()) or not words
     assert answer.out.startswith("Usage: undrift")
+    arguments = answer.out.partition("Arguments:\n")[2].partition("\n\n")[0].splitlines()
+    assert all(re.match(r"  \S+  +[A-Z]|   +", line) for line in arguments)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from shell import Undrift, files, same_run
 from undrift import __version__
-from undrift.cli import app, main
+from undrift.cli import main
 from undrift.core.files import read_lines
 
 
@@ -247,26 +247,3 @@ def test_version_and_help(undrift: Undrift) -> None:
     assert "demo" in bare.out + bare.err
     top = undrift("--help")
     assert (top.code, "undrift demo" in top.out) == (0, True)
-
-
-def commands() -> list[list[str]]:
-    from typer.main import get_command
-
-    found: list[list[str]] = []
-
-    def walk(command: Any, path: list[str]) -> None:
-        for name, child in getattr(command, "commands", {}).items():
-            found.append([*path, name])
-            walk(child, [*path, name])
-
-    walk(get_command(app), [])
-    return found
-
-
-@pytest.mark.parametrize("path", commands(), ids=" ".join)
-def test_help_at_every_level_shows_an_example(path: list[str], undrift: Undrift) -> None:
-    answer = undrift(*path, "--help")
-    assert answer.code == 0
-    assert "Usage:" in answer.out
-    after_usage = answer.out.split("Usage:")[1].split("\n", 1)[1]
-    assert f"undrift {' '.join(path)}" in " ".join(after_usage.split())

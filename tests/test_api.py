@@ -20,14 +20,58 @@ from undrift.core.tree import Tree
 from undrift.errors import ConfigError, DataError
 
 NAMES = {
-    "Chain", "ClientAt", "ConfigError", "DataError", "DivergedError", "DrawAt", "FedAvg", "Federation",
-    "InputError", "Owns", "Result", "Rule", "RunError", "ServerAt", "UndriftError", "__version__", "algorithm",
-    "attack", "callbacks",
-    "centralised", "chain", "choice", "clip", "cut_table", "dp", "ds", "dsl", "fedadc", "fedavg", "fedavgm",
-    "feddyn", "fednova", "fedopt", "fedprox", "fedpvr", "from_clients", "fsl", "krum", "masked", "median",
-    "minibatch_sfl", "moon", "personal", "quantise", "scaffold", "sfl_v1", "sfl_v2", "simulate", "slowmo",
-    "topk", "trimmed",
-}  # fmt: skip
+    "Chain",
+    "ClientAt",
+    "ConfigError",
+    "DataError",
+    "DivergedError",
+    "DrawAt",
+    "FedAvg",
+    "Federation",
+    "InputError",
+    "Owns",
+    "Result",
+    "Rule",
+    "RunError",
+    "ServerAt",
+    "UndriftError",
+    "__version__",
+    "algorithm",
+    "attack",
+    "callbacks",
+    "centralised",
+    "chain",
+    "choice",
+    "clip",
+    "cut_table",
+    "dp",
+    "ds",
+    "dsl",
+    "fedadc",
+    "fedavg",
+    "fedavgm",
+    "feddyn",
+    "fednova",
+    "fedopt",
+    "fedprox",
+    "fedpvr",
+    "from_clients",
+    "fsl",
+    "krum",
+    "masked",
+    "median",
+    "minibatch_sfl",
+    "moon",
+    "personal",
+    "quantise",
+    "scaffold",
+    "sfl_v1",
+    "sfl_v2",
+    "simulate",
+    "slowmo",
+    "topk",
+    "trimmed",
+}
 
 
 def test_exported_names() -> None:
@@ -133,9 +177,16 @@ def test_a_loss_of_ones_own() -> None:
     data = [(x, x @ truth.T + 0.5) for x in parts]
     for rule in (ud.fedavg(), ud.scaffold(), ud.feddyn(0.5)):
         result = ud.simulate(
-            nn.Linear(2, 1), data, rule, rounds=60, batch_size=10, lr=0.02, task="regression",
-            test_data=data[0], workers=0,
-        )  # fmt: skip
+            nn.Linear(2, 1),
+            data,
+            rule,
+            rounds=60,
+            batch_size=10,
+            lr=0.02,
+            task="regression",
+            test_data=data[0],
+            workers=0,
+        )
         assert result.history[-1]["test_loss"] < 1e-3
         assert "test_accuracy" not in result.history[-1]
         assert result.summary["final_accuracy"] is None
@@ -193,9 +244,14 @@ def test_a_rule_of_ones_own(rule: ud.Rule, clients: list[tuple[Tensor, Tensor]],
 def test_the_step_of_ones_own_rule_by_hand() -> None:
     """One client, one step a round, gradient 1: steps -lr; the rule halves the first, then averages."""
     result = ud.simulate(
-        Slope(), [(torch.zeros(1, 1), torch.zeros(1))], Shy(), rounds=3, lr=0.5, workers=0,
+        Slope(),
+        [(torch.zeros(1, 1), torch.zeros(1))],
+        Shy(),
+        rounds=3,
+        lr=0.5,
+        workers=0,
         loss=lambda out, y: out.mean(),
-    )  # fmt: skip
+    )
     assert result.server is not None
     assert result.server.x.tolist() == [-0.25 - 0.5 - 0.5]
 

@@ -45,9 +45,14 @@ from undrift.rules.rule import Rule
 
 FULL = ("fedavg", "fedprox", "scaffold", "fedpvr", "feddyn", "slowmo", "fedadc", "fsl", "ds", "centralised")
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "fedprox": {"mu": 0.1}, "feddyn": {"alpha": 0.2}, "slowmo": {"beta": 0.5}, "fedadc": {"beta": 0.5},
-    "fsl": {"gamma": 0.5}, "ds": {"share": 0.5}, "fedpvr": {"layers": 1},
-}  # fmt: skip
+    "fedprox": {"mu": 0.1},
+    "feddyn": {"alpha": 0.2},
+    "slowmo": {"beta": 0.5},
+    "fedadc": {"beta": 0.5},
+    "fsl": {"gamma": 0.5},
+    "ds": {"share": 0.5},
+    "fedpvr": {"layers": 1},
+}
 SIZES = (6, 11, 7, 14, 10)
 COHORT, ROUNDS, SHARED = 3, 4, 4
 PARAMETER_COUNT, BUFFER_COUNT, LAST_LAYER = 4 * 6 + 6 + 12 + 6 * 3 + 3, 12, 6 * 3 + 3
@@ -88,9 +93,17 @@ def combined(names: tuple[str, ...]) -> Chain:
 def simulated(rule: Rule, workers: int = 0, **more: Any) -> Result:
     clients, server, test = data()
     settings: dict[str, Any] = {
-        "rounds": ROUNDS, "cohort": COHORT, "batch_size": 4, "lr": 0.1, "schedule": "cosine", "weight_decay": 0.01,
-        "seed": 3, "server_data": server, "test_data": test, "workers": workers,
-    }  # fmt: skip
+        "rounds": ROUNDS,
+        "cohort": COHORT,
+        "batch_size": 4,
+        "lr": 0.1,
+        "schedule": "cosine",
+        "weight_decay": 0.01,
+        "seed": 3,
+        "server_data": server,
+        "test_data": test,
+        "workers": workers,
+    }
     return ud.simulate(model(), clients, rule, **{**settings, **more})
 
 
@@ -226,9 +239,20 @@ class PowerCutError(Exception):
 
 
 STATEFUL = [
-    ("scaffold",), ("fedpvr",), ("feddyn",), ("slowmo",), ("fedadc",), ("ds",), ("fsl",), ("fedavg",), ("centralised",),
-    ("scaffold", "slowmo"), ("fedadc", "ds", "fsl"), ("fedpvr", "fsl"), ("scaffold", "fedadc", "ds"),
-]  # fmt: skip
+    ("scaffold",),
+    ("fedpvr",),
+    ("feddyn",),
+    ("slowmo",),
+    ("fedadc",),
+    ("ds",),
+    ("fsl",),
+    ("fedavg",),
+    ("centralised",),
+    ("scaffold", "slowmo"),
+    ("fedadc", "ds", "fsl"),
+    ("fedpvr", "fsl"),
+    ("scaffold", "fedadc", "ds"),
+]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -394,10 +418,13 @@ def forked(*arguments: str | Path) -> ForkProcess:
 @pytest.mark.parametrize(
     ("algorithm", "workers", "checkpoint", "kills"),
     [
-        ("scaffold", 0, 0, 3), ("scaffold", 2, 0.02, 3), ("fedadc+ds+fsl", 2, 0.02, 2),
-        ("feddyn", 0, 0, 2), ("fedpvr+slowmo", 0, 0.02, 2),
+        ("scaffold", 0, 0, 3),
+        ("scaffold", 2, 0.02, 3),
+        ("fedadc+ds+fsl", 2, 0.02, 2),
+        ("feddyn", 0, 0, 2),
+        ("fedpvr+slowmo", 0, 0.02, 2),
     ],
-)  # fmt: skip
+)
 def test_kill_minus_nine_at_random_moments(
     algorithm: str, workers: int, checkpoint: float, kills: int, tmp_path: Path
 ) -> None:

@@ -28,15 +28,35 @@ from undrift.rules.chain import Chain
 FIRST = ("fedprox", "scaffold", "fedpvr", "feddyn", "slowmo", "fedadc", "fsl", "ds", "centralised")
 SPLIT = ("sfl-v1", "sfl-v2", "minibatch-sfl")
 SECOND = (
-    "fedopt", "fedavgm", "fednova", "moon", "personal", "topk", "quantise", "median", "trimmed", "krum", "clip",
-    "choice", "dp",
-)  # fmt: skip
+    "fedopt",
+    "fedavgm",
+    "fednova",
+    "moon",
+    "personal",
+    "topk",
+    "quantise",
+    "median",
+    "trimmed",
+    "krum",
+    "clip",
+    "choice",
+    "dp",
+)
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "fedprox": {"mu": 0.1}, "feddyn": {"alpha": 0.5}, "slowmo": {"beta": 0.5}, "fedadc": {"beta": 0.5},
-    "fsl": {"gamma": 0.5}, "ds": {"share": 0.5}, "fedopt": {"optimiser": "yogi"}, "topk": {"fraction": 0.3},
-    "quantise": {"bits": 4}, "krum": {"byzantine": 0}, "clip": {"norm": 0.1}, "choice": {"candidates": 4},
+    "fedprox": {"mu": 0.1},
+    "feddyn": {"alpha": 0.5},
+    "slowmo": {"beta": 0.5},
+    "fedadc": {"beta": 0.5},
+    "fsl": {"gamma": 0.5},
+    "ds": {"share": 0.5},
+    "fedopt": {"optimiser": "yogi"},
+    "topk": {"fraction": 0.3},
+    "quantise": {"bits": 4},
+    "krum": {"byzantine": 0},
+    "clip": {"norm": 0.1},
+    "choice": {"candidates": 4},
     "dp": {"clip": 0.3, "noise": 0.5, "delta": 1e-3},
-}  # fmt: skip
+}
 COHORT, ROUNDS, CANDIDATES = 3, 3, 4
 P, LAST, LAYERS = 4 * 6 + 6 + 12 + 6 * 3 + 3, 6 * 3 + 3, 2
 STEP = {"feddyn", "slowmo", "fedadc", "fedopt", "fedavgm"}
@@ -64,13 +84,32 @@ PAIRS = [*itertools.product(FIRST, SECOND), *itertools.permutations(SECOND, 2), 
 SENSELESS = [pair for pair in PAIRS if senseless(*pair)]
 WITH_FIRST = [pair for pair in itertools.product(FIRST, SECOND) if not senseless(*pair)]
 AMONG = [
-    ("topk", "quantise"), ("topk", "dp"), ("quantise", "dp"), ("personal", "topk"), ("personal", "dp"),
-    ("personal", "moon"), ("personal", "median"), ("fednova", "topk"), ("fednova", "fedopt"), ("fednova", "quantise"),
-    ("moon", "median"), ("moon", "dp"), ("topk", "krum"), ("quantise", "trimmed"), ("clip", "median"), ("clip", "dp"),
-    ("choice", "topk"), ("choice", "fedopt"), ("fedopt", "dp"), ("personal", "topk", "quantise", "dp"),
-    ("scaffold", "topk", "quantise", "dp"), ("fedadc", "fsl", "dp"), ("personal", "scaffold", "fsl"),
-    ("fedpvr", "topk", "quantise"), ("scaffold", "fsl", "median"),
-]  # fmt: skip
+    ("topk", "quantise"),
+    ("topk", "dp"),
+    ("quantise", "dp"),
+    ("personal", "topk"),
+    ("personal", "dp"),
+    ("personal", "moon"),
+    ("personal", "median"),
+    ("fednova", "topk"),
+    ("fednova", "fedopt"),
+    ("fednova", "quantise"),
+    ("moon", "median"),
+    ("moon", "dp"),
+    ("topk", "krum"),
+    ("quantise", "trimmed"),
+    ("clip", "median"),
+    ("clip", "dp"),
+    ("choice", "topk"),
+    ("choice", "fedopt"),
+    ("fedopt", "dp"),
+    ("personal", "topk", "quantise", "dp"),
+    ("scaffold", "topk", "quantise", "dp"),
+    ("fedadc", "fsl", "dp"),
+    ("personal", "scaffold", "fsl"),
+    ("fedpvr", "topk", "quantise"),
+    ("scaffold", "fsl", "median"),
+]
 
 
 def model() -> nn.Sequential:
@@ -85,9 +124,18 @@ def combined(names: tuple[str, ...]) -> Chain:
 def simulated(names: tuple[str, ...], workers: int = 0, **more: Any) -> Result:
     clients, server, test = data()
     settings: dict[str, Any] = {
-        "rounds": ROUNDS, "cohort": COHORT, "batch_size": 4, "lr": 0.1, "schedule": "cosine", "weight_decay": 0.01,
-        "weighting": "uniform", "seed": 3, "server_data": server, "test_data": test, "workers": workers,
-    }  # fmt: skip
+        "rounds": ROUNDS,
+        "cohort": COHORT,
+        "batch_size": 4,
+        "lr": 0.1,
+        "schedule": "cosine",
+        "weight_decay": 0.01,
+        "weighting": "uniform",
+        "seed": 3,
+        "server_data": server,
+        "test_data": test,
+        "workers": workers,
+    }
     return ud.simulate(model(), clients, combined(names), **{**settings, **more})
 
 
@@ -179,11 +227,14 @@ def test_with_each_other(names: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        *((name,) for name in SECOND), ("scaffold", "topk", "quantise", "dp"), ("personal", "scaffold", "moon"),
-        ("ds", "choice"), ("fedpvr", "fsl", "median"),
+        *((name,) for name in SECOND),
+        ("scaffold", "topk", "quantise", "dp"),
+        ("personal", "scaffold", "moon"),
+        ("ds", "choice"),
+        ("fedpvr", "fsl", "median"),
     ],
     ids=label,
-)  # fmt: skip
+)
 def test_a_resumed_run_ends_in_the_same_bits(names: tuple[str, ...], tmp_path: Path) -> None:
     clients, server, test = data()
     plan = Plan(

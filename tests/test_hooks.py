@@ -305,9 +305,15 @@ def test_random_numbers_of_a_hook_do_not_change_dropout() -> None:
 def test_progress_is_told_of_every_evaluation_and_ends_with_the_last(workers: int, every: int) -> None:
     told: list[tuple[int, int | None]] = []
     result = ud.simulate(
-        net(), CLIENTS, rounds=5, workers=workers, lr=0.1, eval_every=every, test_data=CLIENTS[0],
+        net(),
+        CLIENTS,
+        rounds=5,
+        workers=workers,
+        lr=0.1,
+        eval_every=every,
+        test_data=CLIENTS[0],
         progress=lambda round, rounds, record: told.append((round, None if record is None else record["round"])),
-    )  # fmt: skip
+    )
     assert [round for round, _ in told] == sorted(round for round, _ in told)
     assert {round for round, _ in told} >= {1, 2, 3, 4, 5}
     heard = list(dict.fromkeys(record for _, record in told))

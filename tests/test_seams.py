@@ -97,8 +97,10 @@ def test_records_hold_null_where_a_number_is_not_finite(tmp_path: Path) -> None:
     folder.begin()
     folder.append("metrics.jsonl", {"round": 1, "test_loss": float("nan"), "parts": [float("inf"), 1.0]})
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text()) == {
-        "round": 1, "test_loss": None, "parts": [None, 1.0],
-    }  # fmt: skip
+        "round": 1,
+        "test_loss": None,
+        "parts": [None, 1.0],
+    }
 
 
 def test_runs_are_forked_from_a_process_that_has_used_threads(tmp_path: Path) -> None:
@@ -144,9 +146,12 @@ def test_numbers_that_die_away_are_0_in_a_run_and_nowhere_else(workers: int) -> 
 
 @pytest.mark.parametrize(
     "algorithm",
-    [lambda: ud.masked(ud.fedpvr(1), 2), lambda: ud.masked(ud.sfl_v1(cut=1), 1),
-     lambda: ud.masked(ud.scaffold() + ud.slowmo(), 1) + ud.feddyn()],
-)  # fmt: skip
+    [
+        lambda: ud.masked(ud.fedpvr(1), 2),
+        lambda: ud.masked(ud.sfl_v1(cut=1), 1),
+        lambda: ud.masked(ud.scaffold() + ud.slowmo(), 1) + ud.feddyn(),
+    ],
+)
 def test_masks_that_make_no_sense_are_refused(algorithm: Callable[[], ud.Rule]) -> None:
     with pytest.raises(ud.ConfigError):
         algorithm()

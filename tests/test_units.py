@@ -32,9 +32,16 @@ from undrift.rounds.progress import rolling, rounds_to, summarise
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1), nn.GroupNorm(1, 2),
-        nn.Flatten(), nn.Linear(8, 5), nn.LayerNorm(5), nn.Linear(5, 3),
-    )  # fmt: skip
+        nn.Conv2d(3, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 2, 1),
+        nn.GroupNorm(1, 2),
+        nn.Flatten(),
+        nn.Linear(8, 5),
+        nn.LayerNorm(5),
+        nn.Linear(5, 3),
+    )
 
 
 def test_layout_lists_every_parameter_once() -> None:
@@ -177,8 +184,10 @@ def test_streams_depend_on_their_names_alone() -> None:
     before = torch.get_rng_state(), np.random.get_state()[1]  # type: ignore[index]
     draws = {
         (seed, purpose, *keys): stream(seed, purpose, *keys).integers(1 << 62)
-        for seed in (0, 1) for purpose in ("order", "noise", "cohort") for keys in ((), (1,), (1, 2), (2, 1))
-    }  # fmt: skip
+        for seed in (0, 1)
+        for purpose in ("order", "noise", "cohort")
+        for keys in ((), (1,), (1, 2), (2, 1))
+    }
     assert len(set(draws.values())) == len(draws)
     assert stream(0, "order", 1, 2).integers(1 << 62) == draws[0, "order", 1, 2]
     assert torch_seed(0, "noise", 1, 2) == torch_seed(0, "noise", 1, 2) != torch_seed(0, "noise", 2, 1)

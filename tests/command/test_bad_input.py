@@ -72,7 +72,7 @@ BAD_SETTINGS: dict[str, tuple[list[str], list[str]]] = {
     "negative workers": (["engine.workers=-1"], ["engine.workers", "-1"]),
     "negative seed": (["seed=-1"], ["seed", "-1"]),
     "images for vectors": (["model.name=vgg11"], ["vgg11"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD_SETTINGS)

@@ -50,9 +50,20 @@ def test_a_sweep_is_decided_on_validation_data(here: Path, undrift: Undrift) -> 
     spoiled["y_test"] = (spoiled["y_test"] + 1) % 3
     np.savez(here / "data.npz", **spoiled)
     answer = undrift(
-        "compare", "c.toml", "--algorithms", "fedavg", "--sweep", "train.lr=0.000001,0.3", "--out", "out", "--quiet",
-        "--set", "train.rounds=15", "--set", "data.validation=0.2",
-    )  # fmt: skip
+        "compare",
+        "c.toml",
+        "--algorithms",
+        "fedavg",
+        "--sweep",
+        "train.lr=0.000001,0.3",
+        "--out",
+        "out",
+        "--quiet",
+        "--set",
+        "train.rounds=15",
+        "--set",
+        "data.validation=0.2",
+    )
     assert answer.code == 0, answer.err
     with open(here / "out" / "table.csv") as file:
         (row,) = csv.DictReader(file)
@@ -99,7 +110,7 @@ def test_a_sweep_holds_out_validation_data_by_itself(here: Path, undrift: Undrif
         (["--algorithms", "fedavg,fedavg"], ["fedavg/seed1", "2 times"]),
         (["--algorithms", "fedavg", "--sweep", "train.lr=0.1,0.10"], ["train.lr=0.1", "2 times"]),
     ],
-)  # fmt: skip
+)
 def test_bad_comparisons_are_refused(arguments: list[str], fragments: list[str], here: Path, undrift: Undrift) -> None:
     answer = undrift("compare", "c.toml", "--out", "out", "--quiet", *arguments)
     assert_refused(answer, fragments, here / "out")

@@ -98,9 +98,18 @@ def test_an_attack_is_recorded_with_its_members(undrift: Undrift, tmp_path: Path
     for kind in ("sign-flip", "noise", "label-flip"):
         out = tmp_path / kind
         answer = undrift(
-            "run", tmp_path / "c.toml", "--out", out, "--quiet", "--set", f"attack.kind={kind}", "--set",
-            "train.rounds=2", "--set", "attack.share=0.1",
-        )  # fmt: skip
+            "run",
+            tmp_path / "c.toml",
+            "--out",
+            out,
+            "--quiet",
+            "--set",
+            f"attack.kind={kind}",
+            "--set",
+            "train.rounds=2",
+            "--set",
+            "attack.share=0.1",
+        )
         assert answer.code == 0, answer.err
         assert f'kind = "{kind}"' in (out / "config.toml").read_text()
         assert '"attackers"' in (out / "summary.json").read_text()

@@ -67,9 +67,22 @@ def test_the_output_folder(here: Path, undrift: Undrift) -> None:
     assert all(len(line["clients"]) == 3 and line["lost"] == [] and line["lr"] == 0.1 for line in rounds)
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary) == {
-        "final_accuracy", "rolling_accuracy", "best_accuracy", "rise_time", "rounds_to", "rounds_to_raw", "bytes_down",
-        "bytes_up", "checksums", "seconds", "versions", "final_loss", "rolling_loss", "rounds", "monitor",
-    }  # fmt: skip
+        "final_accuracy",
+        "rolling_accuracy",
+        "best_accuracy",
+        "rise_time",
+        "rounds_to",
+        "rounds_to_raw",
+        "bytes_down",
+        "bytes_up",
+        "checksums",
+        "seconds",
+        "versions",
+        "final_loss",
+        "rolling_loss",
+        "rounds",
+        "monitor",
+    }
     accuracies = [record["test_accuracy"] for record in metrics]
     assert summary["final_accuracy"] == accuracies[-1]
     assert summary["best_accuracy"] == max(accuracies)
@@ -84,9 +97,19 @@ def test_the_output_folder(here: Path, undrift: Undrift) -> None:
 
 def test_the_written_configuration_gives_the_same_bits(here: Path, undrift: Undrift) -> None:
     settings = (
-        "--set", "algorithm.name=fedpvr+fsl", "--set", "algorithm.fsl.gamma=0.5", "--set", "train.server_lr=sqrt",
-        "--set", "train.schedule=multistep", "--set", "train.milestones=[2]", "--set", "data.validation=0.1",
-    )  # fmt: skip
+        "--set",
+        "algorithm.name=fedpvr+fsl",
+        "--set",
+        "algorithm.fsl.gamma=0.5",
+        "--set",
+        "train.server_lr=sqrt",
+        "--set",
+        "train.schedule=multistep",
+        "--set",
+        "train.milestones=[2]",
+        "--set",
+        "data.validation=0.1",
+    )
     assert undrift("run", "c.toml", "--out", "one", *settings).code == 0
     written = tomllib.loads((here / "one" / "config.toml").read_text())
     assert written["algorithm"]["fsl"]["gamma"] == 0.5
@@ -120,11 +143,19 @@ def test_no_rounds_gives_the_starting_model(here: Path, undrift: Undrift) -> Non
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("seed", "7"), ("partition.seed", "5"), ("data.validation", "0.2"), ("model.hidden", "[4, 4]"),
-        ("train.lr", "1"), ("train.schedule", "cosine"), ("train.server_lr", '"sqrt"'), ("train.weighting", "uniform"),
-        ("train.local_steps", "2"), ("algorithm.name", "dsl"), ("algorithm.fedprox.mu", "2"),
+        ("seed", "7"),
+        ("partition.seed", "5"),
+        ("data.validation", "0.2"),
+        ("model.hidden", "[4, 4]"),
+        ("train.lr", "1"),
+        ("train.schedule", "cosine"),
+        ("train.server_lr", '"sqrt"'),
+        ("train.weighting", "uniform"),
+        ("train.local_steps", "2"),
+        ("algorithm.name", "dsl"),
+        ("algorithm.fedprox.mu", "2"),
     ],
-)  # fmt: skip
+)
 def test_any_key_can_be_set(key: str, value: str, here: Path, undrift: Undrift) -> None:
     name = ("--set", "algorithm.name=fedprox") if "fedprox" in key else ()
     assert undrift("run", "c.toml", "--out", "out", "--set", f"{key}={value}", *name).code == 0
@@ -143,10 +174,21 @@ def test_any_key_can_be_set(key: str, value: str, here: Path, undrift: Undrift) 
 def test_a_diverging_run_is_named_and_what_is_good_kept(algorithm: str, here: Path, undrift: Undrift) -> None:
     """With this rate weight decay multiplies the weights by -29 in every step, until they overflow."""
     settings = [
-        "--set", f"algorithm.name={algorithm}", "--set", "train.rounds=6", "--set", "train.weight_decay=1.0",
-        "--set", "train.lr=30.0", "--set", "train.local_steps=4", "--set", "train.schedule=multistep",
-        "--set", "train.pretrain_epochs=1",
-    ]  # fmt: skip
+        "--set",
+        f"algorithm.name={algorithm}",
+        "--set",
+        "train.rounds=6",
+        "--set",
+        "train.weight_decay=1.0",
+        "--set",
+        "train.lr=30.0",
+        "--set",
+        "train.local_steps=4",
+        "--set",
+        "train.schedule=multistep",
+        "--set",
+        "train.pretrain_epochs=1",
+    ]
     answer = undrift("run", "c.toml", "--out", "out", "--quiet", *settings)
     assert answer.code == 1
     assert len(answer.err.strip().splitlines()) == 1

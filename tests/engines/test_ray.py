@@ -92,7 +92,7 @@ def cluster() -> Iterator[RayCluster]:
     """Two nodes of one processor each; the driver lives on the first."""
     nodes = RayCluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 10**8}
-    )  # fmt: skip
+    )
     try:
         ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
         yield nodes

@@ -60,9 +60,12 @@ def test_client_coverage_is_the_mean_of_class_coverage_under_its_labels(made: tu
 
 def test_the_command_calibrates_a_finished_run(tmp_path: Path) -> None:
     config = {
-        "data": {"name": "digits"}, "partition": {"scheme": "dirichlet", "alpha": 0.3, "clients": 5},
-        "model": {"name": "mlp", "hidden": [16]}, "train": {"rounds": 8, "lr": 0.1}, "engine": {"workers": 0},
-    }  # fmt: skip
+        "data": {"name": "digits"},
+        "partition": {"scheme": "dirichlet", "alpha": 0.3, "clients": 5},
+        "model": {"name": "mlp", "hidden": [16]},
+        "train": {"rounds": 8, "lr": 0.1},
+        "engine": {"workers": 0},
+    }
     run_config(parse(config), tmp_path / "run")
     out = CliRunner().invoke(app, ["conformal", str(tmp_path / "run"), "--level", "0.85", "--method", "aps"])
     assert out.exit_code == 0, out.output

@@ -167,9 +167,13 @@ def test_accuracy_of_classes_and_clients_by_hand() -> None:
     clients = [(east, torch.tensor([0, 0])), (north, torch.tensor([1, 0]))]
     test = (torch.cat([east, north]), torch.tensor([0, 1, 1, 1]))
     result = ud.simulate(
-        nn.Sequential(layer), clients, rounds=0, test_data=test, workers=0,
+        nn.Sequential(layer),
+        clients,
+        rounds=0,
+        test_data=test,
+        workers=0,
         measures=[ClassAccuracy(), ClientAccuracy(), SkewMeasure()],
-    )  # fmt: skip
+    )
     record = result.history[0]
     assert record["classes"] == [1.0, pytest.approx(2 / 3), None]
     assert record["clients"] == {"mean": 0.75, "min": 0.5, "std": 0.25, "each": [1.0, 0.5]}

@@ -117,9 +117,17 @@ def test_run_compare_and_the_written_configuration(place: Path) -> None:
     one, other = ((place / run / "model.safetensors").read_bytes() for run in ("first", "again"))
     assert one == other
     swept = undrift(
-        "compare", "mine.toml", "--algorithms", "fedavg,mine:Halved", "--sweep", "train.lr=0.0001,0.3", "--out", "c",
-        "--quiet", where=place,
-    )  # fmt: skip
+        "compare",
+        "mine.toml",
+        "--algorithms",
+        "fedavg,mine:Halved",
+        "--sweep",
+        "train.lr=0.0001,0.3",
+        "--out",
+        "c",
+        "--quiet",
+        where=place,
+    )
     assert swept.returncode == 0, swept.stderr
     rows = json.loads((place / "c" / "comparison.json").read_text())
     assert [row["metric"] for row in rows] == ["recall", "recall"]

@@ -257,9 +257,7 @@ def test_every_usual_form_of_data_gives_the_same_numbers() -> None:
     for name, form in forms.items():
         lazy = True if name == "lazy" else None
         clients = [form(pair) for pair in CLIENTS]
-        result = run(
-            linear(2), clients, test_data=form(TEST), server_data=form(TEST), algorithm="fsl", lazy=lazy
-        )  # fmt: skip
+        result = run(linear(2), clients, test_data=form(TEST), server_data=form(TEST), algorithm="fsl", lazy=lazy)
         assert plain(result) == usual, name
 
 

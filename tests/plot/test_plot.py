@@ -27,11 +27,15 @@ from undrift.report.style import line, styled
 
 def settings(algorithm: str, seed: int, **train: Any) -> dict[str, Any]:
     return {
-        "seed": seed, "data": {"name": "digits"}, "partition": {"scheme": "dirichlet", "alpha": 0.3, "clients": 4},
-        "model": {"name": "mlp", "hidden": [8]}, "algorithm": {"name": algorithm},
-        "train": {"rounds": 3, "batch_size": 50, "lr": 0.1, **train}, "engine": {"workers": 0},
+        "seed": seed,
+        "data": {"name": "digits"},
+        "partition": {"scheme": "dirichlet", "alpha": 0.3, "clients": 4},
+        "model": {"name": "mlp", "hidden": [8]},
+        "algorithm": {"name": algorithm},
+        "train": {"rounds": 3, "batch_size": 50, "lr": 0.1, **train},
+        "engine": {"workers": 0},
         "measure": {"drift": True},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")

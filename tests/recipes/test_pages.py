@@ -24,22 +24,43 @@ ROOT = Path(__file__).parents[2]
 def arm(label: str = "FSL", **more: Any) -> dict[str, Any]:
     curves = [[[0, 0.1, 2.0, 0.1], [10, 0.6 + seed / 100, 1.0, 0.5]] for seed in (0, 1)]
     return {
-        "label": label, "group": "", "algorithm": "fsl", "setting": {"train.lr": 0.02}, "chosen": TUNED, "tried": [],
-        "configuration": None, "paper": {"rounds_to:0.5": 203, "rolling_accuracy": 0.6144}, "missing": [],
+        "label": label,
+        "group": "",
+        "algorithm": "fsl",
+        "setting": {"train.lr": 0.02},
+        "chosen": TUNED,
+        "tried": [],
+        "configuration": None,
+        "paper": {"rounds_to:0.5": 203, "rolling_accuracy": 0.6144},
+        "missing": [],
         "runs": [{"seed": seed, "curve": curve, "metrics": {}, "measured": {}} for seed, curve in enumerate(curves)],
         "ours": {"rounds_to:0.5": spread([90, 110]), "rolling_accuracy": spread([0.6, 0.61])},
         "by": {"command": "undrift x", "date": "2026-01-01", "versions": {"undrift": "0"}, "precision": "bf16"},
         **more,
-    }  # fmt: skip
+    }
 
 
 def evidence(**more: Any) -> dict[str, Any]:
     return {
-        "recipe": "toy", "paper": "P (journal)", "where": "table 1", "title": "t", "date": "2026-01-01",
-        "command": "undrift x", "scale": 1.0, "size": None, "scaled": False, "scaling": [], "stand_in": False,
+        "recipe": "toy",
+        "paper": "P (journal)",
+        "where": "table 1",
+        "title": "t",
+        "date": "2026-01-01",
+        "command": "undrift x",
+        "scale": 1.0,
+        "size": None,
+        "scaled": False,
+        "scaling": [],
+        "stand_in": False,
         "metrics": ["rounds_to:0.5", "rolling_accuracy"],
-        "tuning": {}, "unmeasured": [], "notes": ["A note."], "arms": [arm()], "failures": {}, **more,
-    }  # fmt: skip
+        "tuning": {},
+        "unmeasured": [],
+        "notes": ["A note."],
+        "arms": [arm()],
+        "failures": {},
+        **more,
+    }
 
 
 NEVER: dict[str, Any] = {"runs": [], "ours": {}, "missing": ["a/seed0"]}

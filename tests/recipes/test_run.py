@@ -24,15 +24,20 @@ BASE: dict[str, Any] = {
     "train": {"rounds": 3, "cohort": 2, "batch_size": 20, "lr": 0.1},
 }
 TOY = Recipe(
-    "toy", "a paper", "table 0", "digits", BASE,
+    "toy",
+    "a paper",
+    "table 0",
+    "digits",
+    BASE,
     (
         Arm("FSL", "fsl", {"train.lr": 0.1}, {"train.lr": (1e-6, 0.1)}, {"rolling_accuracy": 0.9999}),
         Arm("FSL again", "fsl", {"train.lr": 1e-6}, {"train.lr": (1e-6, 0.1)}, tuned_with="FSL"),
         Arm("FedAvg", "fedavg", {}, {}, {"rolling_accuracy": None}),
     ),
     ("rounds_to:0.5", "rolling_accuracy", "ratio:FedAvg:rounds_to:0.2", "gain:FedAvg:rolling_accuracy", "megabytes"),
-    seeds=2, tuning=Tuning(rounds=2, validation=0.2),
-)  # fmt: skip
+    seeds=2,
+    tuning=Tuning(rounds=2, validation=0.2),
+)
 
 
 def options(out: Path, **more: Any) -> Options:

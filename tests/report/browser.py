@@ -19,12 +19,21 @@ from websockets.sync.client import connect
 
 CHROMIUM = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
     "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-extensions", "--disable-dev-shm-usage",
-    "--remote-debugging-port=0", "--remote-debugging-address=127.0.0.1", "--hide-scrollbars",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-port=0",
+    "--remote-debugging-address=127.0.0.1",
+    "--hide-scrollbars",
     "--force-color-profile=srgb",
-)  # fmt: skip
+)
 PATIENCE = 60.0
 
 

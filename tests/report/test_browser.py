@@ -48,8 +48,15 @@ def test_every_panel_has_marks_nothing_is_loaded_and_nothing_complains(page: Bro
         "place.querySelectorAll('.points path, .boxes path, .heatmaplayer image, .scatterlayer path').length]))"
     )
     assert set(marks) == {
-        "progress", "federation0", "drift0", "drift1", "drift2", "clients", "each-client", "lost",
-    }  # fmt: skip
+        "progress",
+        "federation0",
+        "drift0",
+        "drift1",
+        "drift2",
+        "clients",
+        "each-client",
+        "lost",
+    }
     assert all(count > 0 for count in marks.values()), marks
     assert page.complaints == []
     assert [url for url in page.requested if not url.startswith(("file:", "data:", "blob:"))] == []

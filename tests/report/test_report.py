@@ -128,9 +128,13 @@ def test_what_was_sent_has_a_unit_that_reads_well(name: int, unit: str) -> None:
 
 def test_clients_with_test_data_of_their_own_are_told_too() -> None:
     record = {
-        "round": 3, "clients_accuracy": 0.6, "clients_accuracy_p10": 0.3, "clients_accuracy_p90": 0.9,
-        "clients_accuracy_worst": 0.2, "clients_worst": 7,
-    }  # fmt: skip
+        "round": 3,
+        "clients_accuracy": 0.6,
+        "clients_accuracy_p10": 0.3,
+        "clients_accuracy_p90": 0.9,
+        "clients_accuracy_worst": 0.2,
+        "clients_worst": 7,
+    }
     found = fairness(Group("g", [RunRecord(Path(), {}, [record])]))
     assert found is not None
     assert found.over_rounds == {3: (0.6, 0.3, 0.9, 0.2)}
@@ -237,16 +241,33 @@ def evidence(**changes: Any) -> dict[str, Any]:
     curves = ([[0, 0.1, 2.0], [10, 0.5, 1.0]], [[0, 0.3, 2.0], [10, 0.7, 1.0]])
     good, bad = ({"mean": mean, "std": 0.01, "seeds": 2, "without": 0} for mean in (0.65, 0.5))
     arm = {
-        "label": "FSL", "group": "", "algorithm": "fsl", "setting": {}, "chosen": "no sweep", "tried": [],
-        "paper": {"rolling_accuracy": 0.6}, "ours": {"rolling_accuracy": good}, "missing": [],
+        "label": "FSL",
+        "group": "",
+        "algorithm": "fsl",
+        "setting": {},
+        "chosen": "no sweep",
+        "tried": [],
+        "paper": {"rolling_accuracy": 0.6},
+        "ours": {"rolling_accuracy": good},
+        "missing": [],
         "runs": [{"seed": seed, "curve": curve} for seed, curve in enumerate(curves)],
-    }  # fmt: skip
+    }
     worse = arm | {"label": "FedDyn", "algorithm": "feddyn", "ours": {"rolling_accuracy": bad}, "runs": []}
     return {
-        "recipe": "fsl-table-1", "paper": "FSL", "where": "table I", "title": "CIFAR-10", "command": "x",
-        "scaled": False, "stand_in": False, "scaling": [], "metrics": ["rolling_accuracy"], "arms": [arm, worse],
-        "missing": ["FedDyn/seed1"], "notes": [], "versions": {},
-    } | changes  # fmt: skip
+        "recipe": "fsl-table-1",
+        "paper": "FSL",
+        "where": "table I",
+        "title": "CIFAR-10",
+        "command": "x",
+        "scaled": False,
+        "stand_in": False,
+        "scaling": [],
+        "metrics": ["rolling_accuracy"],
+        "arms": [arm, worse],
+        "missing": ["FedDyn/seed1"],
+        "notes": [],
+        "versions": {},
+    } | changes
 
 
 def test_a_reproduction_stands_beside_the_paper_and_says_what_falls_short(tmp_path: Path) -> None:

@@ -180,9 +180,18 @@ def with_share(i: int, client: Data, server_data: Data, s: Settings, share: floa
 
 
 def one_round(
-    net: Net, server: Server, t: int, eta: float, clients: list[Data], n: NDArray[np.int64], p: Vector,
-    server_data: Data | None, own_samples: int, s: Settings, algorithm: dict[str, dict[str, Any]],
-) -> None:  # fmt: skip
+    net: Net,
+    server: Server,
+    t: int,
+    eta: float,
+    clients: list[Data],
+    n: NDArray[np.int64],
+    p: Vector,
+    server_data: Data | None,
+    own_samples: int,
+    s: Settings,
+    algorithm: dict[str, dict[str, Any]],
+) -> None:
     x, N = server.x.copy(), len(clients)
     cohort = cohort_of(t, N, s)
     total = p[cohort].sum()
@@ -214,8 +223,15 @@ def one_round(
         gamma = fsl.get("gamma", 1.0)
         if gamma == "ds":
             gamma = N * n_0 / own_samples
-        gamma = scheduled(gamma, fsl.get("gamma_schedule", "constant"), fsl.get("gamma_min"),
-                          fsl.get("gamma_milestones", ()), fsl.get("gamma_decay", 0.1), t, s.rounds)  # fmt: skip
+        gamma = scheduled(
+            gamma,
+            fsl.get("gamma_schedule", "constant"),
+            fsl.get("gamma_min"),
+            fsl.get("gamma_milestones", ()),
+            fsl.get("gamma_decay", 0.1),
+            t,
+            s.rounds,
+        )
         order = list(batches(n_0, B, 10_000, K_0, stream(s.seed, "server-order", t)))
         return sgd(net, start, server_data, order, gamma * eta_0, s.weight_decay)
 
@@ -242,9 +258,16 @@ def one_round(
 
 
 def one_client(
-    net: Net, server: Server, x: Vector, t: int, eta: float, i: int, data: Data, s: Settings,
+    net: Net,
+    server: Server,
+    x: Vector,
+    t: int,
+    eta: float,
+    i: int,
+    data: Data,
+    s: Settings,
     algorithm: dict[str, dict[str, Any]],
-) -> tuple[Vector, float, int, int, Vector]:  # fmt: skip
+) -> tuple[Vector, float, int, int, Vector]:
     """A client's steps; returns (y_i, summed loss, samples seen, K, c_i' - c_i) and writes its memory."""
     control = next((a for name, a in algorithm.items() if name in ("scaffold", "fedpvr")), None)
     mask = np.ones_like(x) if control is None else np.asarray(control.get("mask", np.ones_like(x)), dtype=np.float64)

@@ -46,14 +46,10 @@ def normals(s: Settings, rule: str, purpose: str, t: int, client: int | None, si
     return torch.randn(size, generator=generator, dtype=torch.float64).numpy()
 
 
-def run(
-    net: Net, x: Vector, clients: list[Data], server_data: Data | None, s: Settings, algorithm: Algorithm
-) -> World:  # fmt: skip
+def run(net: Net, x: Vector, clients: list[Data], server_data: Data | None, s: Settings, algorithm: Algorithm) -> World:
     zero = np.zeros_like(x)
     tau = algorithm.get("fedopt", {}).get("tau", 1e-3)
-    world = World(
-        reference.Server(x.copy(), zero.copy(), zero.copy(), zero.copy()), x.copy(), np.full_like(x, tau**2)
-    )  # fmt: skip
+    world = World(reference.Server(x.copy(), zero.copy(), zero.copy(), zero.copy()), x.copy(), np.full_like(x, tau**2))
     for t in range(1, s.rounds + 1):
         eta = reference.scheduled(s.lr, s.schedule, s.lr_min, s.milestones, s.decay, t, s.rounds)
         one_round(net, world, t, eta, clients, server_data, s, algorithm)
@@ -76,9 +72,15 @@ def cohort_of(net: Net, world: World, t: int, clients: list[Data], s: Settings, 
 
 
 def one_round(
-    net: Net, world: World, t: int, eta: float, clients: list[Data], server_data: Data | None, s: Settings,
+    net: Net,
+    world: World,
+    t: int,
+    eta: float,
+    clients: list[Data],
+    server_data: Data | None,
+    s: Settings,
     algorithm: Algorithm,
-) -> None:  # fmt: skip
+) -> None:
     first, N = world.first, len(clients)
     x = first.x.copy()
     n = np.array([len(y) for _, y in clients])
@@ -113,9 +115,7 @@ def one_round(
         first.x = learnt(net, first.x, eta, float(np.mean(steps)), server_data, t, s, algorithm["fsl"])
 
 
-def learnt(
-    net: Net, x: Vector, eta: float, K: float, data: Data, t: int, s: Settings, fsl: dict[str, Any]
-) -> Vector:  # fmt: skip
+def learnt(net: Net, x: Vector, eta: float, K: float, data: Data, t: int, s: Settings, fsl: dict[str, Any]) -> Vector:
     """Server learning with ``eta_0 = eta*K/K_0`` (server rate 1)."""
     K_0 = fsl["steps"]
     order = list(batches(len(data[1]), s.batch_size, 10_000, K_0, stream(s.seed, "server-order", t)))
@@ -132,7 +132,7 @@ def own_start(world: World, x: Vector, i: int, algorithm: Algorithm) -> Vector:
 
 def local(
     net: Net, world: World, x: Vector, t: int, eta: float, i: int, data: Data, s: Settings, algorithm: Algorithm
-) -> tuple[Vector, Vector, int]:  # fmt: skip
+) -> tuple[Vector, Vector, int]:
     if "moon" in algorithm:
         return with_moon(net, world, x, t, eta, i, data, s, algorithm["moon"])
     start = own_start(world, x, i, algorithm)
@@ -144,7 +144,7 @@ def local(
 
 def with_moon(
     net: Net, world: World, x: Vector, t: int, eta: float, i: int, data: Data, s: Settings, moon: dict[str, Any]
-) -> tuple[Vector, Vector, int]:  # fmt: skip
+) -> tuple[Vector, Vector, int]:
     """Features ``a = tanh(W1 u + b1)``; ``s = a.b/(|a||b|)``, so ``ds/da = b/(|a||b|) - s*a/|a|^2``.
 
     With ``f = e^{s_prev/t}/(e^{s_glob/t} + e^{s_prev/t})`` the term's gradient is ``mu*f*(ds_prev - ds_glob)/t``.
@@ -165,7 +165,7 @@ def with_moon(
             before = da * (1 - a**2)
             g = g + np.concatenate(
                 [(before.T @ inputs).ravel(), before.sum(axis=0), np.zeros(len(g) - net.parts()[2].start)]
-            )  # fmt: skip
+            )
         y = y - eta * (g + s.weight_decay * y)
     world.last[i] = y.copy()
     return y, np.zeros_like(x), len(order)
@@ -186,7 +186,7 @@ def cosine(a: Vector, b: Vector) -> tuple[Vector, Vector]:
 
 def sent(
     world: World, delta: Vector, change: Vector, a: float, t: int, i: int, net: Net, s: Settings, algorithm: Algorithm
-) -> tuple[Vector, Vector]:  # fmt: skip
+) -> tuple[Vector, Vector]:
     """What the server makes of a client's update and control variate."""
     places: NDArray[np.int64] | None = None
     if "personal" in algorithm:
@@ -242,7 +242,7 @@ def rounded(v: Vector, drawn: Vector, levels: int, layers: list[NDArray[np.int64
 
 def private(
     x: Vector, deltas: list[Vector], changes: list[Vector], t: int, N: int, s: Settings, algorithm: Algorithm
-) -> tuple[Vector, Vector, float]:  # fmt: skip
+) -> tuple[Vector, Vector, float]:
     """Noised sums, updates over ``q*N``, control variates over ``N``."""
     sigma, S = algorithm["dp"]["noise"] * algorithm["dp"]["clip"], s.cohort or N
     delta = sum(deltas, np.zeros_like(x)) + sigma * normals(s, "dp", "delta", t, None, len(x))
@@ -274,7 +274,7 @@ def aggregated(vectors: Vector, deltas: Vector, w: Vector, algorithm: Algorithm)
 
 def server_step(
     world: World, x: Vector, d: Vector, share: float, eta: float, S: int, s: Settings, algorithm: Algorithm
-) -> Vector:  # fmt: skip
+) -> Vector:
     first = world.first
     if "fedopt" in algorithm:
         return adaptive(world, x, d, algorithm["fedopt"])

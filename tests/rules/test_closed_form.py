@@ -226,9 +226,14 @@ def test_same_numbers_as_the_equations(name: str, hidden: int, tmp_path: Path) -
     start = module(hidden)
     expected = run(net, flat(start), CLIENTS, SERVER, settings, algorithm)
     result = ud.simulate(
-        start, [tensors(c) for c in CLIENTS], rule, server_data=tensors(SERVER), workers=0, out=tmp_path / "run",
+        start,
+        [tensors(c) for c in CLIENTS],
+        rule,
+        server_data=tensors(SERVER),
+        workers=0,
+        out=tmp_path / "run",
         **vars(settings),
-    )  # fmt: skip
+    )
     assert result.server is not None
     found = {"x": error(result.server.x, expected.x), "model": error(flat(result.model), expected.x)}
     found["train_loss"] = error([r["train_loss"] for r in result.history[1:]], expected.losses)
@@ -270,8 +275,14 @@ def test_a_mask_of_slices_that_do_not_touch(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(INPUTS, 3), nn.Linear(3, 3), nn.Linear(3, CLASSES)).double()
     common: dict[str, Any] = {
-        "rounds": 4, "cohort": 3, "batch_size": 4, "lr": 0.2, "schedule": "cosine", "seed": 2, "workers": 0,
-    }  # fmt: skip
+        "rounds": 4,
+        "cohort": 3,
+        "batch_size": 4,
+        "lr": 0.2,
+        "schedule": "cosine",
+        "seed": 2,
+        "workers": 0,
+    }
     clients = [tensors(c) for c in CLIENTS]
     split = ud.simulate(model, clients, ud.fedpvr(["0", "2"]), out=tmp_path / "split", **common)
     first = 3 * INPUTS + 3

@@ -33,9 +33,18 @@ from undrift.rules.rule import Owns, Rule
 
 PAIRS = [tensors(c) for c in CLIENTS]
 COMMON: dict[str, Any] = {
-    "rounds": 6, "cohort": 3, "batch_size": 4, "lr": 0.2, "weight_decay": 0.01, "schedule": "cosine", "seed": 4,
-    "local_epochs": 2, "server_data": tensors(SERVER), "test_data": tensors(SERVER), "workers": 0,
-}  # fmt: skip
+    "rounds": 6,
+    "cohort": 3,
+    "batch_size": 4,
+    "lr": 0.2,
+    "weight_decay": 0.01,
+    "schedule": "cosine",
+    "seed": 4,
+    "local_epochs": 2,
+    "server_data": tensors(SERVER),
+    "test_data": tensors(SERVER),
+    "workers": 0,
+}
 
 
 def dropout_model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -61,8 +70,10 @@ def weights(result: Result) -> Tensor:
 
 
 def same_bits(a: Result, b: Result) -> bool:
-    without = [[{k: v for k, v in r.items() if k not in ("seconds", "bytes_down", "bytes_up")} for r in run.history]
-               for run in (a, b)]  # fmt: skip
+    without = [
+        [{k: v for k, v in r.items() if k not in ("seconds", "bytes_down", "bytes_up")} for r in run.history]
+        for run in (a, b)
+    ]
     return torch.equal(weights(a), weights(b)) and without[0] == without[1]
 
 
@@ -143,10 +154,14 @@ def kept(folder: Path) -> dict[int, dict[str, Tensor]]:
 @pytest.mark.parametrize(
     "rule",
     [
-        ud.scaffold(), ud.scaffold(option=1), ud.fedpvr(1), ud.feddyn(alpha=0.2),
-        ud.scaffold() + ud.ds(), ud.feddyn(0.2) + ud.fsl(),
+        ud.scaffold(),
+        ud.scaffold(option=1),
+        ud.fedpvr(1),
+        ud.feddyn(alpha=0.2),
+        ud.scaffold() + ud.ds(),
+        ud.feddyn(0.2) + ud.fsl(),
     ],
-)  # fmt: skip
+)
 def test_the_servers_memory_is_the_weighted_sum_of_the_clients(rule: Rule, weighting: str, tmp_path: Path) -> None:
     result = trained(rule, rounds=9, weighting=weighting, out=tmp_path / "run")
     assert result.server is not None
@@ -196,10 +211,16 @@ class Watch:
 @pytest.mark.parametrize(
     "rule",
     [
-        ud.fedavg(), ud.scaffold(), ud.scaffold(option=1), ud.feddyn(0.2),
-        ud.slowmo(), ud.fedadc(beta=0.5), ud.fsl(), ud.fedpvr(1) + ud.fsl(),
+        ud.fedavg(),
+        ud.scaffold(),
+        ud.scaffold(option=1),
+        ud.feddyn(0.2),
+        ud.slowmo(),
+        ud.fedadc(beta=0.5),
+        ud.fsl(),
+        ud.fedpvr(1) + ud.fsl(),
     ],
-)  # fmt: skip
+)
 def test_buffers_are_the_plain_weighted_mean(rule: Rule, weighting: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(INPUTS, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
@@ -207,9 +228,20 @@ def test_buffers_are_the_plain_weighted_mean(rule: Rule, weighting: str) -> None
     owned = any(link.owns & {Owns.SERVER_STEP} for link in ud.chain(rule).links)
     clients = [pair for pair in PAIRS if len(pair[1]) > 4 and len(pair[1]) % 4 != 1]
     result = ud.simulate(
-        model, clients, rule, rounds=4, cohort=2, batch_size=4, lr=0.1, seed=1, weighting=weighting,  # type: ignore[arg-type]
-        server_lr=1.0 if owned else "sqrt", server_data=tensors(SERVER), measures=[watch], workers=0,
-    )  # fmt: skip
+        model,
+        clients,
+        rule,
+        rounds=4,
+        cohort=2,
+        batch_size=4,
+        lr=0.1,
+        seed=1,
+        weighting=weighting,  # type: ignore[arg-type]
+        server_lr=1.0 if owned else "sqrt",
+        server_data=tensors(SERVER),
+        measures=[watch],
+        workers=0,
+    )
     for round, sent in watch.buffers.items():
         total = sum(weight for weight, _ in sent)
         assert len(sent) == 2
@@ -258,10 +290,16 @@ class Flaky:
 
 def work_for(rule: Rule, model: nn.Module, settings: Settings) -> Work:
     plan = Plan(
-        rounds=settings.rounds, lr=settings.lr, schedule="cosine", cohort=settings.cohort,
-        batch_size=settings.batch_size, server_lr=settings.server_lr, weight_decay=settings.weight_decay,  # type: ignore[arg-type]
-        weighting=settings.weighting, seed=settings.seed,  # type: ignore[arg-type]
-    )  # fmt: skip
+        rounds=settings.rounds,
+        lr=settings.lr,
+        schedule="cosine",
+        cohort=settings.cohort,
+        batch_size=settings.batch_size,
+        server_lr=settings.server_lr,
+        weight_decay=settings.weight_decay,  # type: ignore[arg-type]
+        weighting=settings.weighting,
+        seed=settings.seed,  # type: ignore[arg-type]
+    )
     federation = from_clients(PAIRS, server=tensors(SERVER))
     return prepare(model, rule, federation, plan, nn.functional.cross_entropy, "cpu")
 

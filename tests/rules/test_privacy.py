@@ -137,9 +137,7 @@ def test_a_round_of_nobody_is_a_noisy_round() -> None:
     after = run(ud.dp(0.5, 2.0), rounds=nobody[0], cohort=1, seed=2)
     assert before.server is not None
     assert after.server is not None
-    noise = torch.randn(
-        51, generator=HookRandom(2, nobody[0], None, "dp").generator("delta"), dtype=torch.float64
-    )  # fmt: skip
+    noise = torch.randn(51, generator=HookRandom(2, nobody[0], None, "dp").generator("delta"), dtype=torch.float64)
     assert torch.allclose(after.server.x - before.server.x, noise * 2.0 * 0.5 / 1, atol=1e-12)
 
 

@@ -124,9 +124,7 @@ CASES["personal+adam"][1]["fedopt"]["lr"] = 0.1
 
 def simulated(rule: Rule, settings: Settings | None = None, **more: Any) -> ud.Result:
     given = vars(settings or Settings())
-    return ud.simulate(
-        module(HIDDEN), PAIRS, rule, server_data=tensors(SERVER), workers=0, **{**given, **more}
-    )  # fmt: skip
+    return ud.simulate(module(HIDDEN), PAIRS, rule, server_data=tensors(SERVER), workers=0, **{**given, **more})
 
 
 def weights(result: ud.Result) -> Tensor:

@@ -35,16 +35,27 @@ def net(*, dropout: bool = True, norm: bool = False, seed: int = 0) -> nn.Sequen
     drops = (lambda: Dropout(0.25)) if dropout else nn.Identity
     norms = nn.BatchNorm1d if norm else (lambda width: nn.Identity())
     return nn.Sequential(
-        nn.Linear(4, 6), norms(6), nn.Tanh(), drops(),
-        nn.Linear(6, 5), norms(5), nn.Tanh(), drops(),
+        nn.Linear(4, 6),
+        norms(6),
+        nn.Tanh(),
+        drops(),
+        nn.Linear(6, 5),
+        norms(5),
+        nn.Tanh(),
+        drops(),
         nn.Linear(5, CLASSES),
-    ).double()  # fmt: skip
+    ).double()
 
 
 def run(model: nn.Module, data: Any, algorithm: ud.Rule, **changes: Any) -> Result:
     settings: dict[str, Any] = {
-        "rounds": 2, "local_epochs": 2, "batch_size": 4, "lr": 0.1, "seed": 3, "workers": 0,
-    }  # fmt: skip
+        "rounds": 2,
+        "local_epochs": 2,
+        "batch_size": 4,
+        "lr": 0.1,
+        "seed": 3,
+        "workers": 0,
+    }
     return ud.simulate(model, data, algorithm, **(settings | changes))
 
 

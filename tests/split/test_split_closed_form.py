@@ -144,12 +144,19 @@ def minibatch_synchronised(c: Part, s: Part, round: int) -> tuple[Part, Part]:
 Round = Callable[[Part, Part, int], tuple[Part, Part]]
 
 
-@pytest.mark.parametrize(("algorithm", "round_of"), [
-    (ud.sfl_v1(main_lr=MAIN), v1), (ud.sfl_v1(main_lr=MAIN, faithful=True), v1),
-    (ud.sfl_v2(main_lr=MAIN), v2), (ud.sfl_v2(main_lr=MAIN, order="step"), v2_step),
-    (ud.minibatch_sfl(main_lr=MAIN), minibatch), (ud.minibatch_sfl(main_lr=MAIN, faithful=True), minibatch),
-    (ud.minibatch_sfl(main_lr=MAIN, sync_steps=3), minibatch_synchronised),
-], ids=["v1", "v1-messages", "v2", "v2-step", "minibatch", "minibatch-messages", "minibatch-sync"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("algorithm", "round_of"),
+    [
+        (ud.sfl_v1(main_lr=MAIN), v1),
+        (ud.sfl_v1(main_lr=MAIN, faithful=True), v1),
+        (ud.sfl_v2(main_lr=MAIN), v2),
+        (ud.sfl_v2(main_lr=MAIN, order="step"), v2_step),
+        (ud.minibatch_sfl(main_lr=MAIN), minibatch),
+        (ud.minibatch_sfl(main_lr=MAIN, faithful=True), minibatch),
+        (ud.minibatch_sfl(main_lr=MAIN, sync_steps=3), minibatch_synchronised),
+    ],
+    ids=["v1", "v1-messages", "v2", "v2-step", "minibatch", "minibatch-messages", "minibatch-sync"],
+)
 def test_two_rounds(algorithm: ud.Rule, round_of: Round) -> None:
     model = start()
     w1, b1, w2, b2 = (p.detach().numpy().copy() for p in model.parameters())

@@ -54,10 +54,19 @@ def test_minibatch_sfl_synchronised_after_every_step_is_fedavg_of_one_step(name:
     assert gap(split, reference(name, "fedavg of one step", "group")) < 1e-10
 
 
-@pytest.mark.parametrize("changes", [
-    {"cohort": 2}, {"cohort": 1, "rounds": 4}, {"local_steps": 5, "batch_size": 5}, {"batch_size": 0},
-    {"weighting": "uniform"}, {"server_lr": 0.7}, {"schedule": "cosine", "rounds": 4}, {"weight_decay": 0.1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cohort": 2},
+        {"cohort": 1, "rounds": 4},
+        {"local_steps": 5, "batch_size": 5},
+        {"batch_size": 0},
+        {"weighting": "uniform"},
+        {"server_lr": 0.7},
+        {"schedule": "cosine", "rounds": 4},
+        {"weight_decay": 0.1},
+    ],
+)
 @pytest.mark.parametrize("faithful", [False, True])
 @pytest.mark.parametrize("norm", [False, True])
 def test_sfl_v1_is_fedavg_under_all_settings(changes: dict[str, Any], faithful: bool, norm: bool) -> None:

@@ -159,9 +159,15 @@ def test_sfl_v2_lets_a_client_finish_or_alternates(monkeypatch: pytest.MonkeyPat
 
 
 RULES = (
-    ud.fedprox(0.3), ud.scaffold(), ud.scaffold(option=1), ud.feddyn(0.2), ud.slowmo(0.5), ud.fedadc(0.5),
-    ud.fedadc(0.5, variant="heavyball"), ud.fedprox(0.3) + ud.scaffold() + ud.slowmo(0.5),
-)  # fmt: skip
+    ud.fedprox(0.3),
+    ud.scaffold(),
+    ud.scaffold(option=1),
+    ud.feddyn(0.2),
+    ud.slowmo(0.5),
+    ud.fedadc(0.5),
+    ud.fedadc(0.5, variant="heavyball"),
+    ud.fedprox(0.3) + ud.scaffold() + ud.slowmo(0.5),
+)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -273,11 +279,13 @@ class StopError(Exception):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        ud.sfl_v1() + ud.scaffold(), ud.sfl_v2(smashed_noise=0.2) + ud.scaffold(),
-        ud.minibatch_sfl(sync_steps=2) + ud.scaffold(), ud.minibatch_sfl() + ud.fedadc(),
+        ud.sfl_v1() + ud.scaffold(),
+        ud.sfl_v2(smashed_noise=0.2) + ud.scaffold(),
+        ud.minibatch_sfl(sync_steps=2) + ud.scaffold(),
+        ud.minibatch_sfl() + ud.fedadc(),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_an_interrupted_run_ends_in_the_same_bits(algorithm: ud.Rule, tmp_path: Path) -> None:
     def stop(round: int, *_: Any) -> None:
         if round == 2:
@@ -286,8 +294,14 @@ def test_an_interrupted_run_ends_in_the_same_bits(algorithm: ud.Rule, tmp_path: 
     whole = Run(worked(algorithm), engine_for, 0).go()
     settings = {"algorithm": "split"}
     with pytest.raises(StopError):
-        Run(worked(algorithm), engine_for, 0, folder=RunFolder(tmp_path / "run", settings, resume=False), progress=stop,
-            checkpoint_seconds=0.0).go()  # fmt: skip
+        Run(
+            worked(algorithm),
+            engine_for,
+            0,
+            folder=RunFolder(tmp_path / "run", settings, resume=False),
+            progress=stop,
+            checkpoint_seconds=0.0,
+        ).go()
     again = Run(worked(algorithm), engine_for, 0, folder=RunFolder(tmp_path / "run", settings, resume=True)).go()
     assert again.server is not None
     assert whole.server is not None
@@ -315,24 +329,27 @@ class Plain(nn.Module):
         return out
 
 
-@pytest.mark.parametrize(("make", "model", "message"), [
-    (lambda: ud.sfl_v1(cut=3), net(), "sfl-v1.cut = 3 of 3 blocks; allowed: 1 to 2"),
-    (lambda: ud.sfl_v1(cut=0), net(), "at least 1 block"),
-    (lambda: ud.sfl_v2(cut="8"), net(), "leaves the server without parameters"),
-    (lambda: ud.sfl_v2(cut="conv"), net(), "'conv' is not a layer"),
-    (lambda: ud.minibatch_sfl(cut=1), tied(), "share a tensor"),
-    (lambda: ud.minibatch_sfl(cut=1), Plain().double(), "only an nn.Sequential can be cut, not Plain"),
-    (lambda: ud.minibatch_sfl(main_lr=0.0), net(), "main_lr = 0.0"),
-    (lambda: ud.minibatch_sfl(sync_steps=0), net(), "sync_steps = 0"),
-    (lambda: ud.minibatch_sfl(smashed_noise=-1.0), net(), "smashed_noise = -1.0"),
-    (lambda: ud.sfl_v2(order="epoch"), net(), "'client' or 'step'"),  # type: ignore[arg-type]
-    (lambda: ud.sfl_v1() + ud.sfl_v2(), net(), "both own the kind of round"),
-    (lambda: ud.sfl_v1() + ud.centralised(), net(), "no rounds between clients"),
-    (lambda: ud.minibatch_sfl() + ud.scaffold() + ud.feddyn(), net(), "both own the correction"),
-    (lambda: ud.minibatch_sfl() + ud.fedpvr(layers=2), net(), "acts on the clients' part"),
-    (lambda: ud.minibatch_sfl() + ud.fsl(incremental=False, server_weight=0.5), net(), "server_weight"),
-    (lambda: ud.minibatch_sfl() + ud.fsl(), net(), "needs server data"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "model", "message"),
+    [
+        (lambda: ud.sfl_v1(cut=3), net(), "sfl-v1.cut = 3 of 3 blocks; allowed: 1 to 2"),
+        (lambda: ud.sfl_v1(cut=0), net(), "at least 1 block"),
+        (lambda: ud.sfl_v2(cut="8"), net(), "leaves the server without parameters"),
+        (lambda: ud.sfl_v2(cut="conv"), net(), "'conv' is not a layer"),
+        (lambda: ud.minibatch_sfl(cut=1), tied(), "share a tensor"),
+        (lambda: ud.minibatch_sfl(cut=1), Plain().double(), "only an nn.Sequential can be cut, not Plain"),
+        (lambda: ud.minibatch_sfl(main_lr=0.0), net(), "main_lr = 0.0"),
+        (lambda: ud.minibatch_sfl(sync_steps=0), net(), "sync_steps = 0"),
+        (lambda: ud.minibatch_sfl(smashed_noise=-1.0), net(), "smashed_noise = -1.0"),
+        (lambda: ud.sfl_v2(order="epoch"), net(), "'client' or 'step'"),  # type: ignore[arg-type]
+        (lambda: ud.sfl_v1() + ud.sfl_v2(), net(), "both own the kind of round"),
+        (lambda: ud.sfl_v1() + ud.centralised(), net(), "no rounds between clients"),
+        (lambda: ud.minibatch_sfl() + ud.scaffold() + ud.feddyn(), net(), "both own the correction"),
+        (lambda: ud.minibatch_sfl() + ud.fedpvr(layers=2), net(), "acts on the clients' part"),
+        (lambda: ud.minibatch_sfl() + ud.fsl(incremental=False, server_weight=0.5), net(), "server_weight"),
+        (lambda: ud.minibatch_sfl() + ud.fsl(), net(), "needs server data"),
+    ],
+)
 def test_what_makes_no_sense_is_refused(make: Callable[[], ud.Rule], model: nn.Module, message: str) -> None:
     server = DATA[0] if "server_weight" in message else None
     with pytest.raises(ConfigError, match=message):

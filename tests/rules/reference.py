@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,13 +79,13 @@ class Settings:
     local_epochs: int = 1
     local_steps: int | None = None
     batch_size: int = 4
-    server_lr: float | str = 1.0
+    server_lr: float | Literal["sqrt"] = 1.0
     weight_decay: float = 0.01
     schedule: str = "cosine"
     lr_min: float | None = None
     milestones: Sequence[int] = ()
     decay: float = 0.1
-    weighting: str = "samples"
+    weighting: Literal["samples", "uniform"] = "samples"
     pretrain_epochs: int = 0
     pretrain_lr: float = 0.01
     seed: int = 5

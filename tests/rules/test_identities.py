@@ -31,6 +31,8 @@ from undrift.rounds.work import Work
 from undrift.rounds.worker import Worker
 from undrift.rules.rule import Owns, Rule
 
+Weighting = Literal["samples", "uniform"]
+
 PAIRS = [tensors(c) for c in CLIENTS]
 COMMON: dict[str, Any] = {
     "rounds": 6,
@@ -162,7 +164,9 @@ def kept(folder: Path) -> dict[int, dict[str, Tensor]]:
         ud.feddyn(0.2) + ud.fsl(),
     ],
 )
-def test_the_servers_memory_is_the_weighted_sum_of_the_clients(rule: Rule, weighting: str, tmp_path: Path) -> None:
+def test_the_servers_memory_is_the_weighted_sum_of_the_clients(
+    rule: Rule, weighting: Weighting, tmp_path: Path
+) -> None:
     result = trained(rule, rounds=9, weighting=weighting, out=tmp_path / "run")
     assert result.server is not None
     link, own = next((link, own) for link, own in result.server.state.items() if own)
@@ -221,7 +225,7 @@ class Watch:
         ud.fedpvr(1) + ud.fsl(),
     ],
 )
-def test_buffers_are_the_plain_weighted_mean(rule: Rule, weighting: str) -> None:
+def test_buffers_are_the_plain_weighted_mean(rule: Rule, weighting: Weighting) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(INPUTS, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
     watch = Watch()
@@ -236,7 +240,7 @@ def test_buffers_are_the_plain_weighted_mean(rule: Rule, weighting: str) -> None
         batch_size=4,
         lr=0.1,
         seed=1,
-        weighting=weighting,  # type: ignore[arg-type]
+        weighting=weighting,
         server_lr=1.0 if owned else "sqrt",
         server_data=tensors(SERVER),
         measures=[watch],
@@ -296,9 +300,9 @@ def work_for(rule: Rule, model: nn.Module, settings: Settings) -> Work:
         cohort=settings.cohort,
         batch_size=settings.batch_size,
         server_lr=settings.server_lr,
-        weight_decay=settings.weight_decay,  # type: ignore[arg-type]
+        weight_decay=settings.weight_decay,
         weighting=settings.weighting,
-        seed=settings.seed,  # type: ignore[arg-type]
+        seed=settings.seed,
     )
     federation = from_clients(PAIRS, server=tensors(SERVER))
     return prepare(model, rule, federation, plan, nn.functional.cross_entropy, "cpu")
@@ -306,7 +310,7 @@ def work_for(rule: Rule, model: nn.Module, settings: Settings) -> Work:
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("name", ["fedavg", "scaffold-2", "feddyn", "fedadc-nesterov-1-send", "fsl", "fedpvr+fsl"])
-def test_lost_clients_count_for_nothing(name: str, weighting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_clients_count_for_nothing(name: str, weighting: Weighting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as rounds in which only those that answered were drawn, state and server rate included."""
     rule, algorithm, _ = CASES[name]
     owned = {"feddyn", "fedadc"} & set(algorithm)

@@ -29,6 +29,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 import mutations
 import numpy as np
 import torch
+from forked import killed_after
 
 from shell import CONFIG, arrays, same_run
 from undrift.cli import main
@@ -224,30 +225,9 @@ def prepare(place: Path) -> None:
     os.chdir(place)
     np.savez("data.npz", **arrays())
     Path("c.toml").write_text(CONFIG)
-    words = ["undrift", "run", "c.toml", *RUN, "--set", "train.rounds=8"]
-    for out in ("done", "halted"):
-        pid = os.fork()
-        if not pid:
-            sys.argv = [*words, "--out", out]
-            if out == "halted":
-                _die_after(5)
-            with contextlib.suppress(BaseException), contextlib.redirect_stdout(io.StringIO()):
-                main()
-            os._exit(0)
-        os.waitpid(pid, 0)
-
-
-def _die_after(last: int) -> None:
-    from undrift.rounds.loop import Loop
-
-    go = Loop._round
-
-    def dying(self: Loop, round: int) -> None:
-        go(self, round)
-        if round == last + 1:
-            os._exit(9)
-
-    Loop._round = dying  # type: ignore[method-assign]
+    for out, last in (("done", 100), ("halted", 5)):
+        with contextlib.redirect_stdout(io.StringIO()):
+            killed_after(last, "run", "c.toml", *RUN, "--set", "train.rounds=8", "--out", out)
 
 
 def small_files() -> list[tuple[str, int]]:

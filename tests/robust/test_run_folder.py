@@ -253,3 +253,12 @@ def test_a_refused_start_leaves_the_folder_alone(here: Path, undrift: Undrift) -
     before = files(here / "out")
     assert undrift("run", "c.toml", "--out", "out").code == 2
     assert files(here / "out") == before
+
+
+def test_a_run_that_is_refused_on_its_way_leaves_nothing(here: Path, undrift: Undrift) -> None:
+    run = ("run", "c.toml", "--out", "out", "--quiet", "--set")
+    answer = undrift(*run, "algorithm.name=choice", "--set", "algorithm.choice.candidates=1")
+    assert answer.code == 2
+    assert "choice.candidates = 1" in answer.err
+    assert files(here / "out") == {}
+    assert undrift(*run, "algorithm.name=choice").code == 0

@@ -29,8 +29,8 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 import mutations
 import numpy as np
 import torch
-from forked import killed_after
 
+from forked import killed_after
 from shell import CONFIG, arrays, same_run
 from undrift.cli import main
 from undrift.data import load

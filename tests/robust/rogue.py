@@ -32,7 +32,9 @@ from undrift.rounds.work import Work
 ALGORITHM, ROGUE = "scaffold+topk+quantise", "south"
 INTEGERS = [0, 1, -1, 2, 7, 2**31, 2**53, 10**15, 2**63 - 1, -(2**63)]
 FLOATS = [0.0, -1.0, 1e-320, 1e30, 1e38, 1e308, float("nan"), float("inf"), float("-inf")]
-TEXTS = ["", "x", "\x1b]0;gotcha\x07", "\x1b[2J", "a\nb", "\0", "[/bold]", "é" * 300, "x" * 3000, "0" * 32, "{}", "[" * 5000]
+TEXTS = [
+    "", "x", "\x1b]0;gotcha\x07", "\x1b[2J", "a\nb", "\0", "[/bold]", "é" * 300, "x" * 3000, "0" * 32, "{}", "[" * 5000,
+]  # fmt: skip
 VALUES: list[Any] = [*INTEGERS, *FLOATS, *TEXTS, True, False, b"", b"\xff" * 9, [], [1, 2], [0.5], ["x"], [True]]
 TYPES = ["float32", "float64", "uint8", "int64", "bool", "object", "float16", "", "\x1b[31m", "O" * 500]
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (-1,), (2**31,), (2**62,), (1, 1), (0, 5), (3, -3), (1,) * 300]
@@ -103,7 +105,8 @@ def _made(draw: random.Random, records: dict[str, Any]) -> RecordDict:
     for name, record in records.items():
         if isinstance(record, list):
             kind, shape, written, data = record
-            made[name] = ArrayRecord({draw.choice(["vector"] * 20 + ["other"]): Array(kind, shape, written, bytes(data))})
+            place = draw.choice(["vector"] * 20 + ["other"])
+            made[name] = ArrayRecord({place: Array(kind, shape, written, bytes(data))})
         elif isinstance(record, dict):
             made[name] = ConfigRecord(record)
         else:

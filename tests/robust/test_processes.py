@@ -8,11 +8,12 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-from forked import Command, alive, children, until
 
+from forked import Command, alive, children, until
 from shell import Undrift, same_run
 from undrift.core.files import read_lines
 
@@ -69,7 +70,7 @@ def test_a_stop_is_saved(here: Path, undrift: Undrift) -> None:
     done = 0
     for sign, more in ((signal.SIGTERM, ()), (signal.SIGHUP, ("--resume",))):
         run = Command(*RUN, *rounds, *more)
-        until(lambda: len(_rounds(here)) > done + 2)
+        until(partial(_beyond, here, done + 2))
         run.signal(sign)
         code, said = run.end()
         assert code == 130
@@ -82,8 +83,11 @@ def test_a_stop_is_saved(here: Path, undrift: Undrift) -> None:
 
 
 def _rounds(here: Path) -> list[dict[str, object]]:
-    path = here / "out" / "rounds.jsonl"
-    return read_lines(path) if path.exists() else []
+    return read_lines(here / "out" / "rounds.jsonl")
+
+
+def _beyond(here: Path, rounds: int) -> bool:
+    return len(_rounds(here)) > rounds
 
 
 def test_a_stopped_worker_is_replaced(here: Path, undrift: Undrift, monkeypatch: pytest.MonkeyPatch) -> None:

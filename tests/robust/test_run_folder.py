@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from forked import Command, killed_after, until
 
+from forked import Command, killed_after, until
 from shell import CONFIG, Undrift, arrays, files, same_run
 from undrift.core.files import read_lines
 
@@ -92,9 +92,7 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(halted: Path, undrif
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "rounds.jsonl"])
 @pytest.mark.parametrize("kind", ["cut", "doubled", "missing", "edited"])
-def test_records_that_are_not_whole_are_refused(
-    name: str, kind: str, halted: Path, undrift: Undrift
-) -> None:
+def test_records_that_are_not_whole_are_refused(name: str, kind: str, halted: Path, undrift: Undrift) -> None:
     path = halted / name
     lines = path.read_text().splitlines(keepends=True)
     changed = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import signal
 import sys
 import time
@@ -15,14 +16,14 @@ from undrift.cli import main
 from undrift.core.signals import STOP
 
 
-def until(what: Callable[[], Any], seconds: float = 60.0) -> Any:
+def until(what: Callable[[], Any], seconds: float = 60.0, say: Callable[[], str] = str) -> Any:
     """Wait for something to be true."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := what():
             return found
         time.sleep(0.02)
-    raise AssertionError(f"not within {seconds} s")
+    raise AssertionError(f"not within {seconds} s: {say()}")
 
 
 def forked(body: Callable[[], None]) -> int:
@@ -48,19 +49,24 @@ def forked(body: Callable[[], None]) -> int:
 
 
 class Command:
-    """``undrift`` with these words; what it says goes to a file."""
+    """``undrift`` with these words, or a script; what it says is added to a file."""
 
-    def __init__(self, *words: str) -> None:
-        self.said = Path(f"said-{time.monotonic_ns()}").absolute()
+    def __init__(self, *words: str, script: Path | None = None, cwd: Path | None = None, said: Path | None = None):
+        self.said = said or Path(f"said-{time.monotonic_ns()}").absolute()
         self.code: int | None = None
 
         def body() -> None:
             place = os.open(self.said, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             os.dup2(place, 1)
             os.dup2(place, 2)
-            sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-            sys.argv = ["undrift", *words]
-            main()
+            sys.stdout, sys.stderr = os.fdopen(1, "w", 1, closefd=False), os.fdopen(2, "w", 1, closefd=False)
+            if cwd is not None:
+                os.chdir(cwd)
+            sys.argv = [str(script or "undrift"), *words]
+            if script is None:
+                main()
+            else:
+                runpy.run_path(str(script), run_name="__main__")
 
         self.pid = forked(body)
 

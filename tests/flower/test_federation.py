@@ -180,6 +180,7 @@ def test_a_site_killed_bad_updates_and_strangers(world: World) -> None:
     until(lambda: read_json(state / "committed.json")["round"] >= back, 30, log)
     world.running["run"].signal(signal.SIGINT)
     assert world.running.pop("run").wait(60) == 130, log()
+    (world.folder / "orders.json").unlink()
     reasons = lost(lines())
     for round, part in {
         2: "NaN",

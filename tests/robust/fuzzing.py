@@ -36,6 +36,8 @@ from undrift.cli import main
 from undrift.data import load
 from undrift.errors import UndriftError
 
+SAY = 1000
+"""Attempts after which a sign of life is given."""
 LIMIT, PATIENCE = 20, 300
 """Seconds of computing, and in all, that one attempt may take."""
 RUN = ["--set", "algorithm.name=scaffold", "--set", "engine.checkpoint_seconds=0.0", "--quiet"]
@@ -140,12 +142,12 @@ WORDS = [
 STARTS = [
     ["run", "c.toml", "--quiet", "--out", "out", "--set", "train.rounds=1"], ["conformal", "done"], ["cuts", "c.toml"],
     ["data", "list"], ["results"], ["reproduce", "fsl-table-1", "--dry-run"], ["federation", "init", "out"], ["rules"],
-    ["init", "new.toml"], ["privacy", "c.toml"], ["recipes"], ["diagnose", "c.toml", "--rates", "nan"],
+    ["init", "new.toml"], ["privacy", "c.toml"], ["diagnose", "c.toml", "--rates", "nan"],
     ["compare", "c.toml", "--algorithms", "fedavg", "--sweep", "train.lr=x"], ["privacy", "c.toml", "--set", "algorithm.name=dp"],
 ]  # fmt: skip
 SLOW_STARTS = [
     ["plot", "done"], ["compare", "c.toml", "--algorithms", "fedavg", "--out", "out", "--workers", "1"],
-    ["report", "done", "--out", "out"],
+    ["report", "done", "--out", "out"], ["recipes"],
 ]  # fmt: skip
 """Commands that take seconds where nothing is wrong with them: seldom."""
 
@@ -275,6 +277,8 @@ def carry_out(campaign: Campaign, part: str, count: int, seconds: float) -> None
     while campaign.tried[part] < count and time.monotonic() < end:
         PARTS[part](campaign)
         campaign.tried[part] += 1
+        if campaign.tried[part] % SAY == 0:
+            print(f"{part}: {campaign.tried[part]} tried, {len(campaign.findings)} findings so far", flush=True)
 
 
 def _main() -> int:

@@ -101,7 +101,8 @@ class Command:
 def children(pid: int) -> list[int]:
     """Processes that a process started."""
     with contextlib.suppress(OSError):
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        tasks = Path(f"/proc/{pid}/task").glob("*/children")
+        return [int(word) for task in tasks for word in task.read_text().split()]
     return []
 
 

@@ -1,4 +1,7 @@
-"""A federation of real processes on loopback, TLS and authentication on; the commands are those of the guide."""
+"""A federation of real processes on loopback, TLS and authentication on; the commands are those of the guide.
+
+They are forked from this process, which has what they import: the daemons that they start are processes as always.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,7 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import torch
 from flwr.app import RecordDict
 from worlds import lost, parts, read_json, write_data
 
+from forked import Command, until
 from undrift.core.files import read_lines
 from undrift.experiment.config import read
 from undrift.experiment.from_config import data_of, run_config
@@ -39,7 +40,6 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "federation.md").read_text()
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
 def blocks(kind: str) -> list[str]:
@@ -50,55 +50,45 @@ def blocks(kind: str) -> list[str]:
 COMMANDS = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
 
 
-def until(what: Callable[[], Any], seconds: float, say: Callable[[], str] = str) -> Any:
-    """Wait for something to be true."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := what():
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"not within {seconds} s: {say()}")
-
-
-def heed_control_c() -> None:
-    """A shell's background job ignores it, and so would its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class World:
     """A working folder and the processes that were started in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, Command] = {}
 
-    def start(self, name: str, *command: str) -> None:
-        with open(self.log(name), "ab") as log:
-            self.running[name] = subprocess.Popen(
-                command, cwd=self.folder, env=ENVIRONMENT, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                preexec_fn=heed_control_c,
-            )  # fmt: skip
+    def start(self, name: str, *words: str) -> None:
+        """``undrift WORDS``, or ``python SCRIPT WORDS``."""
+        place = {"cwd": self.folder, "said": self.log(name)}
+        if words[0] == "python":
+            self.running[name] = Command(*words[2:], script=Path(words[1]), **place)
+        else:
+            self.running[name] = Command(*words[1:], **place)
+
+    def carry_out(self, *words: str) -> str:
+        """A command that comes to its end; returns what it said."""
+        self.start("command", *words)
+        code, said = self.running.pop("command").end(400)
+        assert code == 0, said
+        return said
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
     def says(self, name: str, text: str) -> bool:
-        return text in self.log(name).read_text()
+        return self.log(name).exists() and text in self.log(name).read_text()
 
     def kill(self, name: str) -> None:
-        process = self.running.pop(name)
-        process.kill()
-        process.wait(10)
+        self.running.pop(name).kill()
 
     def stop(self) -> None:
         for process in self.running.values():
-            process.terminate()
+            process.signal(signal.SIGTERM)
         for process in self.running.values():
             try:
                 process.wait(15)
-            except subprocess.TimeoutExpired:
+            except AssertionError:
                 process.kill()
-                process.wait(5)
         until(lambda: not self.left(), 10, lambda: str(self.left()))
 
     def left(self) -> list[str]:
@@ -121,8 +111,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     (world.folder / "cut.py").write_text(blocks("python")[0])
     try:
         for command in COMMANDS[:3]:
-            words = shlex.split(command.replace("--port 8000", f"--port {free_port()}"))
-            subprocess.run(words, cwd=world.folder, env=ENVIRONMENT, check=True, timeout=240, capture_output=True)
+            world.carry_out(*shlex.split(command.replace("--port 8000", f"--port {free_port()}")))
         for command in COMMANDS[3:7]:
             words = shlex.split(command)
             name = Path(words[3]).name
@@ -130,7 +119,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
                 words += ["--host", "127.0.0.1"]
             if name == "south":
                 rogue = Path(__file__).with_name("rogue_site.py")
-                words = [sys.executable, str(rogue), words[3], words[5], str(world.folder / "orders.json")]
+                words = ["python", str(rogue), words[3], words[5], str(world.folder / "orders.json")]
             world.start(name, *words)
         until(lambda: world.says("server", "serving"), 240, world.log("server").read_text)
         yield world
@@ -153,12 +142,76 @@ def test_the_guide_from_simulation_to_federation_with_the_server_killed(world: W
     until(lambda: not [line for line in world.left() if " superlink " in line], 15, lambda: str(world.left()))
     world.start("server", *shlex.split(COMMANDS[3]), "--host", "127.0.0.1")
     until(lambda: world.log("server").read_text().count("serving") == 2, 240, world.log("server").read_text)
-    done = subprocess.run(resumed, cwd=world.folder, env=ENVIRONMENT, timeout=400, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "final accuracy" in done.stdout
+    assert "final accuracy" in world.carry_out(*resumed)
     assert [line["round"] for line in read_lines(out / "rounds.jsonl")] == [1, 2, 3, 4, 5]
     simulated = world.folder / "runs" / "simulation" / "model.safetensors"
     assert simulated.read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+def test_a_site_killed_bad_updates_and_strangers(world: World) -> None:
+    kinds = {"2": "nan", "3": "shape", "4": "dtype", "5": "inf", "6": "round", "7": "larger"}
+    (world.folder / "orders.json").write_text(json.dumps(kinds))
+    strangers = _strangers(world)
+    out = world.folder / "runs" / "killed"
+    words = shlex.split(COMMANDS[7])
+    words[words.index("runs/hospitals")] = str(out)
+    world.start(
+        "run", *words, "--set", "train.rounds=60", "--set", "engine.round_timeout=15",
+        "--set", "engine.checkpoint_seconds=0.0",
+    )  # fmt: skip
+    log = world.log("run").read_text
+
+    def lines() -> list[dict[str, Any]]:
+        return read_lines(out / "rounds.jsonl")
+
+    until(lambda: len(lines()) >= 2, 240, log)
+    for name, reason in strangers.items():
+        until(partial(world.says, name, f"not connected: {reason}"), 120, world.log(name).read_text)
+        assert not world.says(name, "Traceback")
+        world.kill(name)
+    world.kill("north")
+    gone = until(lambda: next((line["round"] for line in lines() if _lost("north", line)), 0), 120, log)
+    state = world.folder / "hospitals" / "north" / "state" / read_json(out / "federation.json")["run"]
+    assert read_json(state / "committed.json")["round"] < gone
+    world.start("north", *shlex.split(COMMANDS[4]))
+    back = until(
+        lambda: next((x["round"] for x in lines() if x["round"] > max(gone, 7) and not x["lost"]), 0), 400, log
+    )
+    until(lambda: read_json(state / "committed.json")["round"] >= back, 30, log)
+    world.running["run"].signal(signal.SIGINT)
+    assert world.running.pop("run").wait(60) == 130, log()
+    (world.folder / "orders.json").unlink()
+    reasons = lost(lines())
+    for round, part in {
+        2: "NaN",
+        3: "shape",
+        4: "float64",
+        5: "infinities",
+        6: "round 5, 6",
+        7: "expected shape",
+    }.items():
+        mine = [reason for reason in reasons[round] if "site south" in reason]
+        assert len(mine) == 1, reasons
+        assert part in mine[0]
+
+
+def _lost(site: str, line: dict[str, Any]) -> bool:
+    return any(f"site {site}" in item["reason"] for item in line["lost"])
+
+
+def _strangers(world: World) -> dict[str, str]:
+    """A site with a key that the server does not know, and one that trusts another authority."""
+    port = re.search(r"port = (\d+)", (world.folder / "hospitals" / "server" / "federation.toml").read_text())
+    assert port is not None
+    init(world.folder / "other", ["unknown", "foreign"], port=int(port[1]))
+    trusted = world.folder / "hospitals" / "server" / "ca.pem"
+    (world.folder / "other" / "unknown" / "ca.pem").write_bytes(trusted.read_bytes())
+    for name in ("unknown", "foreign"):
+        world.start(name, "undrift", "federation", "join", f"other/{name}", "--data", "east.npz")
+    return {
+        "unknown": "the server does not know this site's key",
+        "foreign": "the server's certificate is not from the authority",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -211,67 +264,3 @@ def test_every_engine_ends_in_the_same_bits(
     assert not torch.equal(start.x, ends["ray"])
     differing = [engine for engine, x in ends.items() if not torch.equal(x, ends["local, 0 workers"])]
     assert not differing
-
-
-def test_a_site_killed_bad_updates_and_strangers(world: World) -> None:
-    kinds = {"2": "nan", "3": "shape", "4": "dtype", "5": "inf", "6": "round", "7": "larger"}
-    (world.folder / "orders.json").write_text(json.dumps(kinds))
-    strangers = _strangers(world)
-    out = world.folder / "runs" / "killed"
-    words = shlex.split(COMMANDS[7])
-    words[words.index("runs/hospitals")] = str(out)
-    world.start(
-        "run", *words, "--set", "train.rounds=60", "--set", "engine.round_timeout=15",
-        "--set", "engine.checkpoint_seconds=0.0",
-    )  # fmt: skip
-    log = world.log("run").read_text
-
-    def lines() -> list[dict[str, Any]]:
-        return read_lines(out / "rounds.jsonl")
-
-    until(lambda: len(lines()) >= 2, 240, log)
-    world.kill("north")
-    gone = until(lambda: next((line["round"] for line in lines() if _lost("north", line)), 0), 120, log)
-    state = world.folder / "hospitals" / "north" / "state" / read_json(out / "federation.json")["run"]
-    assert read_json(state / "committed.json")["round"] < gone
-    world.start("north", *shlex.split(COMMANDS[4]))
-    back = until(
-        lambda: next((x["round"] for x in lines() if x["round"] > max(gone, 7) and not x["lost"]), 0), 400, log
-    )
-    until(lambda: read_json(state / "committed.json")["round"] >= back, 30, log)
-    world.running["run"].send_signal(signal.SIGINT)
-    assert world.running.pop("run").wait(60) == 130, log()
-    reasons = lost(lines())
-    for round, part in {
-        2: "NaN",
-        3: "shape",
-        4: "float64",
-        5: "infinities",
-        6: "round 5, 6",
-        7: "expected shape",
-    }.items():
-        mine = [reason for reason in reasons[round] if "site south" in reason]
-        assert len(mine) == 1, reasons
-        assert part in mine[0]
-    for name, reason in strangers.items():
-        until(partial(world.says, name, f"not connected: {reason}"), 120, world.log(name).read_text)
-        assert not world.says(name, "Traceback")
-
-
-def _lost(site: str, line: dict[str, Any]) -> bool:
-    return any(f"site {site}" in item["reason"] for item in line["lost"])
-
-
-def _strangers(world: World) -> dict[str, str]:
-    """A site with a key that the server does not know, and one that trusts another authority."""
-    port = re.search(r"port = (\d+)", (world.folder / "hospitals" / "server" / "federation.toml").read_text())
-    assert port is not None
-    init(world.folder / "other", ["unknown", "foreign"], port=int(port[1]))
-    trusted = world.folder / "hospitals" / "server" / "ca.pem"
-    (world.folder / "other" / "unknown" / "ca.pem").write_bytes(trusted.read_bytes())
-    for name in ("unknown", "foreign"):
-        world.start(name, "undrift", "federation", "join", f"other/{name}", "--data", "east.npz")
-    return {
-        "unknown": "the server does not know this site's key",
-        "foreign": "the server's certificate is not from the authority",
-    }

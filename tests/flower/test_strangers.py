@@ -285,6 +285,7 @@ def site_of(world: Path, **policy: Any) -> Site:
         ({"algorithm": "scaffold"}, {"algorithms": ["fedavg"]}, "scaffold"),
         ({"round": 4}, {"most_rounds": 3}, "most_rounds"),
         ({"clients": 10**12}, {}, "does not exist"),
+        *(({"lr": lr}, {}, "a rate of") for lr in (1e308, -1.0, float("nan"), float("inf"))),
         ({"task": '{"shape": [1000000000000], "classes": 3, "mean": null, "std": null}'}, {}, "description"),
         ({"task": "[" * 100_000}, {}, "description"),
         ({"settings": "[" * 100_000}, {}, "settings"),
@@ -303,6 +304,14 @@ def test_a_site_counts_its_rounds_over_all_runs(world: Path) -> None:
         site.train(train_message(world, run=run_name))
     with pytest.raises(RefusedError, match="most_rounds"):
         site_of(world, most_rounds=2).train(train_message(world, run="3" * 32))
+
+
+def test_what_a_site_says_of_itself_stays_short(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Site, "hello", lambda self, content: pack({"\x1b[2J" + "k" * 100_000: 1}))
+    with pytest.raises(RunError, match="site east: the message holds") as refused:
+        run(config(world), Nearby(world / "fed", world))
+    assert len(str(refused.value)) < 400
+    assert str(refused.value).isprintable()
 
 
 def test_hello_does_not_say_where_the_data_lie(world: Path) -> None:

@@ -30,12 +30,15 @@ import mutations
 import numpy as np
 import torch
 
+from forked import killed_after
 from shell import CONFIG, arrays, same_run
 from undrift.cli import main
 from undrift.data import load
 from undrift.errors import UndriftError
 
-LIMIT, PATIENCE = 20, 120
+SAY = 1000
+"""Attempts after which a sign of life is given."""
+LIMIT, PATIENCE = 20, 300
 """Seconds of computing, and in all, that one attempt may take."""
 RUN = ["--set", "algorithm.name=scaffold", "--set", "engine.checkpoint_seconds=0.0", "--quiet"]
 
@@ -46,6 +49,8 @@ class Campaign:
     def __init__(self, seed: int, place: Path) -> None:
         self.draw, self.place = random.Random(seed), place
         self.tried, self.findings = Counter[str](), list[str]()
+        self.scene: Any = None
+        self.own = set(place.iterdir())
         self._slow = False
         for sign in (signal.SIGALRM, signal.SIGPROF):
             signal.signal(sign, self._alarm)
@@ -120,7 +125,7 @@ def configurations(campaign: Campaign) -> None:
     code, said = campaign.command("run", "mutated.toml", "--out", "out", *few)
     if len(campaign.findings) > before:
         print(content.decode(errors="replace"), flush=True)
-    if code == 2 and out.exists():
+    if code == 2 and out.exists() and any(out.iterdir()):
         campaign.found(f"a refused run left its folder: {said.strip()[-200:]}")
     shutil.rmtree(out, ignore_errors=True)
 
@@ -132,19 +137,25 @@ WORDS = [
     "1e9", "nan", "--algorithms", "fedavg", "fedavg,scaffold", ",,,", "--seeds", "1", "--sweep", "train.lr=1,2", "--sites",
     "a,b", "--root", "[/x]", "--help", "--version", "--scale", "--rates", "--level", "2", "--json", "--results", "x" * 5000,
     "a\0b", "\x1b[31m", "é", "--dry-run", "--size", "mini", "fsl-table-1", "--budget", "--accept-changed-data",
-    "--method", "aps", "--profile", "--unknown", "-", "--",
+    "--method", "aps", "--profile", "--unknown", "-", "--", "--epsilon", "--data", "csv", "rules", "privacy", "report", "topk",
 ]  # fmt: skip
 STARTS = [
-    ["run", "c.toml", "--quiet", "--out", "out", "--set", "train.rounds=1"], ["conformal", "done"], ["plot", "done"],
-    ["cuts", "c.toml"], ["data", "list"], ["data", "check"], ["compare", "c.toml", "--algorithms", "fedavg", "--workers", "1"],
-    ["results"], ["reproduce", "fsl-table-1", "--dry-run"], ["federation", "init", "out"],
+    ["run", "c.toml", "--quiet", "--out", "out", "--set", "train.rounds=1"], ["conformal", "done"], ["cuts", "c.toml"],
+    ["data", "list"], ["results"], ["reproduce", "fsl-table-1", "--dry-run"], ["federation", "init", "out"], ["rules"],
+    ["init", "new.toml"], ["privacy", "c.toml"], ["diagnose", "c.toml", "--rates", "nan"],
+    ["compare", "c.toml", "--algorithms", "fedavg", "--sweep", "train.lr=x"], ["privacy", "c.toml", "--set", "algorithm.name=dp"],
 ]  # fmt: skip
+SLOW_STARTS = [
+    ["plot", "done"], ["compare", "c.toml", "--algorithms", "fedavg", "--out", "out", "--workers", "1"],
+    ["report", "done", "--out", "out"], ["recipes"],
+]  # fmt: skip
+"""Commands that take seconds where nothing is wrong with them: seldom."""
 
 
 def command_lines(campaign: Campaign) -> None:
     """A known command with words put in, left out and exchanged."""
     draw = campaign.draw
-    words = list(draw.choice(STARTS))
+    words = list(draw.choice(SLOW_STARTS if draw.random() < 0.01 else STARTS))
     for _ in range(draw.choice((1, 1, 2, 3))):
         at = draw.randrange(len(words) + 1)
         kind = draw.choice(("insert", "insert", "replace", "drop"))
@@ -155,15 +166,15 @@ def command_lines(campaign: Campaign) -> None:
     if _would_wait(words):
         return
     campaign.command(*words)
-    for name in ("out", "runs", "results", "plots"):
-        shutil.rmtree(name, ignore_errors=True)
+    for path in set(campaign.place.iterdir()) - campaign.own:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
 
 
 def _would_wait(words: list[str]) -> bool:
     """Commands that work for minutes, wait for others or use the network are none for a campaign."""
-    alone = {"serve", "join", "get", "diagnose", "demo"}
+    alone = {"serve", "join", "get", "demo"}
     long = ("reproduce" in words and "--dry-run" not in words) or ("compare" in words and "1e9" in words)
-    return bool(alone & set(words)) or long or "check" in words
+    return bool(alone & set(words)) or long or "check" in words or ("diagnose" in words and "nan" not in words)
 
 
 def run_folders(campaign: Campaign) -> None:
@@ -219,35 +230,29 @@ def data_files(campaign: Campaign) -> None:
         campaign.found(f"data file: {type(error).__name__}: {error}")
 
 
+def messages(campaign: Campaign) -> None:
+    """A message that somebody has been at: an answer, or a refusal in words."""
+    import rogue
+
+    if campaign.scene is None:
+        campaign.scene = rogue.scene(campaign.place / "scene")
+    kind = campaign.draw.choices(list(rogue.KINDS), rogue.SHARES)[0]
+    state = campaign.draw.getstate()
+    try:
+        with campaign.limited():
+            rogue.KINDS[kind](campaign.draw, campaign.scene, lambda what: campaign.found(f"{kind}: {what}"))
+    except Exception as error:
+        campaign.found(f"{kind}: {type(error).__name__}: {error!s:.200} (state {hash(state)})")
+
+
 def prepare(place: Path) -> None:
     """A configuration, its data, a finished run and one that was killed."""
     os.chdir(place)
     np.savez("data.npz", **arrays())
     Path("c.toml").write_text(CONFIG)
-    words = ["undrift", "run", "c.toml", *RUN, "--set", "train.rounds=8"]
-    for out in ("done", "halted"):
-        pid = os.fork()
-        if not pid:
-            sys.argv = [*words, "--out", out]
-            if out == "halted":
-                _die_after(5)
-            with contextlib.suppress(BaseException), contextlib.redirect_stdout(io.StringIO()):
-                main()
-            os._exit(0)
-        os.waitpid(pid, 0)
-
-
-def _die_after(last: int) -> None:
-    from undrift.rounds.loop import Loop
-
-    go = Loop._round
-
-    def dying(self: Loop, round: int) -> None:
-        go(self, round)
-        if round == last + 1:
-            os._exit(9)
-
-    Loop._round = dying  # type: ignore[method-assign]
+    for out, last in (("done", 100), ("halted", 5)):
+        with contextlib.redirect_stdout(io.StringIO()):
+            killed_after(last, "run", "c.toml", *RUN, "--set", "train.rounds=8", "--out", out)
 
 
 def small_files() -> list[tuple[str, int]]:
@@ -262,6 +267,7 @@ PARTS: dict[str, Callable[[Campaign], None]] = {
     "run folders": run_folders,
     "bit flips": bit_flips,
     "data files": data_files,
+    "messages": messages,
 }
 
 
@@ -271,6 +277,8 @@ def carry_out(campaign: Campaign, part: str, count: int, seconds: float) -> None
     while campaign.tried[part] < count and time.monotonic() < end:
         PARTS[part](campaign)
         campaign.tried[part] += 1
+        if campaign.tried[part] % SAY == 0:
+            print(f"{part}: {campaign.tried[part]} tried, {len(campaign.findings)} findings so far", flush=True)
 
 
 def _main() -> int:

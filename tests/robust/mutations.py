@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import tomllib
+import typing
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from pydantic import BaseModel
+
+from undrift.experiment.config import Config
+from undrift.rules import RULES
 
 ABSURD: list[Any] = [
     -1, 0, 1, 2, 3, 7, 2**31, 2**32, 2**63, 2**64, -(2**63), 10**9, 10**12, 10**18, 0.0, -0.0, 1e-320, 1e-45, 1e-30, 0.5,
@@ -18,25 +24,35 @@ ABSURD: list[Any] = [
 ]  # fmt: skip
 SLOW = {"rounds", "local_epochs", "local_steps", "epochs", "steps", "pretrain_epochs", "clients", "samples", "workers"}
 """Keys whose large values are allowed, and mean that somebody wants to wait."""
-NAMES = {
-    "algorithm": [
-        "fedavg",
-        "fedprox",
-        "scaffold",
-        "fedpvr",
-        "feddyn",
-        "slowmo",
-        "fedadc",
-        "fsl",
-        "ds",
-        "dsl",
-        "centralised",
-        "sfl-v1",
-        "minibatch-sfl",
-    ],
-    "scheme": ["iid", "classes", "shards", "dirichlet", "ratio", "given"],
-    "model": ["mlp", "linear", "cnn-cifar", "resnet8", "vgg11"],
-}
+ALGORITHMS = [*RULES, "dsl"]
+FINE: dict[str, list[Any]] = {
+    "partition.scheme": ["iid", "classes", "shards", "dirichlet", "ratio", "given"], "partition.classes": [1, 2, 3],
+    "partition.alpha": [0.1, 10.0], "partition.shards": [2], "partition.ratio": [0.5], "partition.min_samples": [1, 5],
+    "partition.clients": [1, 2, 7], "partition.test": [0.3], "server_data.source": ["iid", "balanced", "clients", "file"],
+    "server_data.size": [3, 6, 30], "server_data.contributors": [1, 2], "server_data.samples": [2],
+    "server_data.exclusive": [True], "model.name": ["mlp", "linear", "cnn-cifar"], "model.hidden": [[], [1], [4, 3]],
+    "model.initialisation": ["glorot"], "train.cohort": [1, 2, 6], "train.batch_size": [0, 1, 7, 500],
+    "train.local_epochs": [1, 2], "train.local_steps": [1, 3], "train.lr": [1e-30, 1.0, 1e6, 1e30],
+    "train.server_lr": ["sqrt", 0.1, 1e30], "train.weight_decay": [0.1, 1e6], "train.schedule": ["cosine", "multistep"],
+    "train.milestones": [[1], [2, 1], [1, 3]], "train.pretrain_epochs": [1], "train.weighting": ["uniform"],
+    "train.eval_every": [1, 2], "train.drop_last": [True], "train.patience": [1, 2], "train.rounds": [0, 1],
+    "attack.kind": ["sign-flip", "noise", "label-flip"], "attack.share": [0.0, 1.0], "attack.scale": [1e-30, 1e30],
+    "measure.drift": [True], "measure.updates": [True], "measure.cka": [True, ["0"]], "measure.gradients": [True],
+    "measure.classes": [True], "measure.clients": [True], "measure.skew": [True], "measure.split_variance": [True],
+    "measure.every": [1, 2], "measure.targets": [[0.1, 0.9], [2.0]], "engine.precision": ["bf16"], "data.limit": [5, 50],
+    "data.validation": [0.2, 0.99], "data.name": ["npz", "npz", "synthetic"], "data.classes": [2, 3, 9],
+    "data.samples": [100, 200], "data.features": [1, 5], "data.heterogeneity": [0.0, 3.0], "data.augment": ["flip-crop"],
+    "task.name": ["classification", "regression", "language-model"], "task.monitor": ["loss", "accuracy", "-loss"],
+}  # fmt: skip
+"""Values that may well be allowed, alone or together."""
+LEFT_OUT = {"engine.name", "engine.address", "engine.federation", "log.mlflow", "log.wandb", "log.tensorboard"}
+"""Keys that start other programs."""
+KEYS = {
+    section: [key for key in kind.model_fields if f"{section}.{key}" not in LEFT_OUT]
+    for section, field in Config.model_fields.items()
+    for kind in (field.annotation, *typing.get_args(field.annotation))
+    if isinstance(kind, type) and issubclass(kind, BaseModel)
+} | {"algorithm": ["name", *ALGORITHMS]}
 
 
 def bytes_of(draw: random.Random, content: bytes) -> bytes:
@@ -64,88 +80,55 @@ def bytes_of(draw: random.Random, content: bytes) -> bytes:
 
 
 def settings_of(draw: random.Random, text: str) -> bytes:
-    """A configuration with some absurd values, other names, missing or unknown keys."""
+    """A configuration with other values, fine and absurd ones, other names, missing or unknown keys."""
     settings = tomllib.loads(text)
-    for _ in range(draw.choice((1, 1, 2, 3, 5))):
-        section = draw.choice([name for name, value in settings.items() if isinstance(value, dict)])
-        kind = draw.choice(["value", "value", "value", "name", "drop", "add", "section"])
-        keys = KEYS.get(section, ["name"])
-        if kind == "value":
-            key = draw.choice(keys)
-            value = draw.choice(ABSURD)
-            if key in SLOW and isinstance(value, int) and 100 < value < 2**31:
-                continue
-            settings[section][key] = value
-        elif kind == "name":
-            chosen = {"algorithm": "+".join(draw.sample(NAMES["algorithm"], draw.choice((1, 1, 2))))}
-            chosen |= {key: draw.choice(NAMES[key]) for key in ("scheme", "model")}
-            for part, key in (("algorithm", "name"), ("partition", "scheme"), ("model", "name")):
-                if isinstance(settings.setdefault(part, {}), dict):
-                    settings[part][key] = chosen["scheme" if part == "partition" else part]
-        elif kind == "drop" and settings[section]:
-            del settings[section][draw.choice(list(settings[section]))]
-        elif kind == "add":
-            settings[section][draw.choice(("x", "lrr", "name ", "seed", "a.b"))] = draw.choice(ABSURD)
-        else:
-            settings[draw.choice((*settings, "other"))] = draw.choice(ABSURD)
-            if not any(isinstance(value, dict) for value in settings.values()):
-                break
+    for _ in range(draw.choice((0, 1, 2, 4))):
+        key = draw.choice(list(FINE))
+        _put(settings, key, draw.choice(FINE[key]))
+    if draw.random() < 0.5:
+        settings["algorithm"] = _algorithm(draw)
+    for _ in range(draw.choice((0, 0, 1, 1, 2))):
+        _spoil(draw, settings)
     try:
         return tomli_w.dumps(settings).encode()
     except (ValueError, TypeError):
         return b"x = "
 
 
-KEYS = {
-    "data": [
-        "name",
-        "path",
-        "root",
-        "split",
-        "classes",
-        "limit",
-        "augment",
-        "validation",
-        "samples",
-        "features",
-        "heterogeneity",
-        "label",
-        "client",
-    ],
-    "partition": ["scheme", "clients", "alpha", "classes", "shards", "ratio", "min_samples", "file", "seed", "test"],
-    "server_data": ["source", "size", "contributors", "samples", "path", "exclusive"],
-    "model": ["name", "norm", "width", "hidden", "initialisation", "init"],
-    "algorithm": ["name", "fedprox", "fsl", "feddyn", "scaffold"],
-    "train": [
-        "cohort",
-        "batch_size",
-        "lr",
-        "server_lr",
-        "weight_decay",
-        "schedule",
-        "lr_min",
-        "milestones",
-        "decay",
-        "pretrain_lr",
-        "weighting",
-        "eval_every",
-        "drop_last",
-        "patience",
-        "local_steps",
-        "local_epochs",
-    ],
-    "engine": [
-        "workers",
-        "precision",
-        "device",
-        "cpus_per_worker",
-        "checkpoint_seconds",
-        "min_sites",
-        "round_timeout",
-        "timeout",
-    ],
-    "measure": ["targets", "every", "drift", "updates", "cka", "gradients", "classes", "clients", "skew"],
-}
+def _algorithm(draw: random.Random) -> dict[str, Any]:
+    """One or several algorithms, with parameters of which some are absurd."""
+    parts = draw.sample(ALGORITHMS, draw.choice((1, 1, 1, 2, 2, 3)))
+    chosen: dict[str, Any] = {"name": "+".join(parts)}
+    for part in parts:
+        known = list(inspect.signature(RULES[part]).parameters) if part in RULES else []
+        if known and draw.random() < 0.5:
+            fine = [0, 1, 2, 4, 0.0, 0.1, 0.5, 1.0, 2.0, 1e30, True]
+            value = draw.choice(fine if draw.random() < 0.8 else ABSURD)
+            chosen[part] = {draw.choice(known): value}
+    return chosen
+
+
+def _put(settings: dict[str, Any], key: str, value: Any) -> None:
+    section, _, name = key.partition(".")
+    if isinstance(settings.setdefault(section, {}), dict):
+        settings[section][name] = value
+
+
+def _spoil(draw: random.Random, settings: dict[str, Any]) -> None:
+    """One absurd value, missing key, unknown key or section."""
+    section = draw.choice([name for name, value in settings.items() if isinstance(value, dict)] or ["data"])
+    kind = draw.choice(["value", "value", "value", "drop", "add", "section"])
+    value = draw.choice(ABSURD)
+    if kind == "value":
+        key = draw.choice(KEYS.get(section, ["name"]))
+        if key not in SLOW or not isinstance(value, int) or value <= 100 or value >= 2**31:
+            _put(settings, f"{section}.{key}", value)
+    elif kind == "drop" and settings.get(section):
+        del settings[section][draw.choice(list(settings[section]))]
+    elif kind == "add":
+        _put(settings, f"{section}.{draw.choice(('x', 'lrr', 'name ', 'seed', 'a.b'))}", value)
+    else:
+        settings[draw.choice((*settings, "other"))] = value
 
 
 def folder(draw: random.Random, path: Path) -> str:

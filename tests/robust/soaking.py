@@ -2,7 +2,7 @@
 
 ``python tests/robust/soaking.py --rounds 10000 --kills 200``: memory and open files must stay as they are; a run that
 is killed (its parent, or one of its workers, at random moments) and resumed must end in the same bits, with no process
-left behind.
+left behind. ``--engine flower`` kills the parties of a real federation instead (``killing_sites.py``).
 """
 
 # ruff: noqa: E402 - imports that need a path
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import os
 import random
 import shutil
@@ -27,8 +26,8 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 import numpy as np
 import torch
 
+from forked import Command, alive, family, until
 from shell import CONFIG, arrays, same_run
-from undrift.cli import main
 from undrift.experiment.config import parse, read
 from undrift.experiment.from_config import run_config
 
@@ -38,8 +37,9 @@ ENGINES = {
     "two workers": ["--workers", "2"],
     "ray": ["--set", "engine.name=ray", "--workers", "1"],
 }
-LEAST = 0.05
-"""Seconds after which a process may be killed."""
+RUN = ("run", "c.toml", "--quiet", "--set", "engine.checkpoint_seconds=0.0")
+LEAST, MOST = 0.05, 12
+"""Seconds after which a process may be killed, and how many times in one run."""
 
 
 def resident() -> int:
@@ -67,77 +67,61 @@ def soak(rounds: int, workers: int) -> bool:
     return late <= 1.02 * early and files == files_late
 
 
-def start(words: list[str]) -> int:
-    """The command in a process of its own, without a new Python."""
-    pid = os.fork()
-    if pid:
-        return pid
-    os.setpgid(0, 0)
-    sys.argv = ["undrift", *words]
-    code: Any = 1
-    with open("said", "a") as said, contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-    os._exit(code)
-
-
-def children(pid: int) -> list[int]:
-    """Processes that a process started."""
-    with contextlib.suppress(OSError):
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
-def family(pid: int) -> list[int]:
-    """A process and all that it started."""
-    return [pid, *(one for child in children(pid) for one in family(child))]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process still runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def whole(algorithm: str, *more: str) -> None:
+    """The run that nobody kills."""
+    shutil.rmtree("whole", ignore_errors=True)
+    assert (
+        Command(*RUN, "--out", "whole", "--workers", "0", "--set", f"algorithm.name={algorithm}", *more).wait(600) == 0
+    )
 
 
 def killed_run(draw: random.Random, algorithm: str, engine: str, seconds: float) -> tuple[int, int, bool]:
     """A run that is killed again and again until it ends: kills, processes left behind, whether the bits are right."""
-    words = ["run", "c.toml", "--quiet", "--out", "cut", "--set", f"algorithm.name={algorithm}", *ENGINES[engine]]
-    words += ["--set", "engine.checkpoint_seconds=0.0"]
+    words = [*RUN, "--out", "cut", "--set", f"algorithm.name={algorithm}", *ENGINES[engine]]
     kills = left = 0
     shutil.rmtree("cut", ignore_errors=True)
     while True:
-        held = Path("cut/config.toml").exists()
-        pid = start([*words, *(["--resume"] if held else [])])
-        wait = LEAST + draw.random() * seconds
-        end, code = time.monotonic() + wait, None
-        while time.monotonic() < end and code is None:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            code = os.waitstatus_to_exitcode(status) if done else None
-            time.sleep(0.005)
-        if code is not None:
-            return kills, left, code == 0 and same_run(Path("cut"), Path("whole"))
-        everybody = family(pid)
-        workers = everybody[1:] if engine == "two workers" else []
-        victim = draw.choice([pid, *workers])
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGKILL)
-            kills += 1
-        if victim != pid:  # the run goes on with another worker; then it is killed itself
-            time.sleep(draw.random() * 0.2)
-            os.kill(pid, signal.SIGKILL)
-            kills += 1
-        os.waitpid(pid, 0)
-        seconds *= 1.2  # so that every run comes to its end, however slow the machine is
-        time.sleep(0.1)
-        if engine != "ray" or any(map(alive, everybody)):
-            patience = time.monotonic() + 5
-            while any(map(alive, everybody)) and time.monotonic() < patience:
-                time.sleep(0.05)
-            left += sum(map(alive, everybody))
+        run = Command(*words, *(["--resume"] if Path("cut/config.toml").exists() else []))
+        if kills < MOST:
+            with contextlib.suppress(AssertionError):
+                run.wait(LEAST + draw.random() * seconds)
+            workers = [pid for pid in family(run.pid)[1:] if is_worker(pid, engine)]
+            for victim in draw.sample(workers, min(len(workers), draw.choice((0, 1, 1, 2)))):
+                kills += killed(victim)  # the run goes on with others
+                time.sleep(draw.random() * 0.3)
+        else:  # a run must come to its end, however slow the machine is
+            run.wait(900)
+        if run.poll() is not None:
+            return kills, left, run.poll() == 0 and same_run(Path("cut"), Path("whole"))
+        everybody = family(run.pid)
+        run.kill()
+        kills += 1
+        left += left_behind(everybody)
+        seconds *= 1.2
+
+
+def is_worker(pid: int, engine: str) -> bool:
+    """Whether a process is one that carries out clients' work (Ray has others of its own)."""
+    try:
+        return engine != "ray" or Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::")
+    except OSError:
+        return False
+
+
+def killed(pid: int) -> bool:
+    """Kill a process; whether it was there."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def left_behind(pids: list[int]) -> int:
+    """How many processes are there after five seconds; those are ended."""
+    with contextlib.suppress(AssertionError):
+        until(lambda: not any(map(alive, pids)), 5)
+    return sum(killed(pid) for pid in pids if alive(pid))
 
 
 def kill(count: int, engines: list[str], seed: int) -> bool:
@@ -145,26 +129,27 @@ def kill(count: int, engines: list[str], seed: int) -> bool:
     draw, kills, left, wrong, runs = random.Random(seed), 0, 0, 0, 0
     while kills < count:
         algorithm, engine = ALGORITHMS[runs % len(ALGORITHMS)], engines[runs // len(ALGORITHMS) % len(engines)]
-        shutil.rmtree("whole", ignore_errors=True)
         begun = time.monotonic()
-        whole = ["run", "c.toml", "--quiet", "--out", "whole", "--workers", "0", "--set", f"algorithm.name={algorithm}"]
-        os.waitpid(start(whole), 0)
-        lasts = max(0.3, time.monotonic() - begun) * (1.0 if engine != "ray" else 20.0)
+        whole(algorithm)
+        lasts = max(0.3, time.monotonic() - begun) + (20.0 if engine == "ray" else 0.0)
         some, behind, right = killed_run(draw, algorithm, engine, lasts)
         kills, left, wrong, runs = kills + some, left + behind, wrong + (not right), runs + 1
-        print(
-            f"{algorithm} on {engine}: {some} kills, {behind} left, {'same bits' if right else 'OTHER BITS'}",
-            flush=True,
-        )
+        tell(algorithm, engine, some, behind, right)
     print(f"{kills} kills in {runs} runs: {wrong} with other bits, {left} processes left behind", flush=True)
     return not wrong and not left
+
+
+def tell(algorithm: str, engine: str, kills: int, left: int, right: bool) -> None:
+    """How a killed run ended."""
+    bits = "same bits" if right else "OTHER BITS"
+    print(f"{algorithm} on {engine}: {kills} kills, {left} left, {bits}", flush=True)
 
 
 def _main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--engine", action="append", choices=list(ENGINES))
+    parser.add_argument("--engine", action="append", choices=[*ENGINES, "flower"])
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -174,11 +159,21 @@ def _main() -> int:
         np.savez("data.npz", **arrays())
         Path("c.toml").write_text(CONFIG.replace("rounds = 4", "rounds = 30"))
         fine = [soak(options.rounds, workers) for workers in (0, 2) if options.rounds]
-        fine.append(not options.kills or kill(options.kills, options.engine or list(ENGINES), options.seed))
+        for engine in (options.engine or [*ENGINES, "flower"]) if options.kills else []:
+            share = -(-options.kills // len(options.engine or [*ENGINES, "flower"]))
+            fine.append(_kills(engine, share, options.seed))
     finally:
         os.chdir("/")
         shutil.rmtree(here)
     return 0 if all(fine) else 1
+
+
+def _kills(engine: str, count: int, seed: int) -> bool:
+    if engine != "flower":
+        return kill(count, [engine], seed)
+    import killing_sites
+
+    return killing_sites.kill(count, seed)
 
 
 if __name__ == "__main__":

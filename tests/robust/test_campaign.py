@@ -17,19 +17,19 @@ ATTEMPTS = {"configurations": 30, "command lines": 15, "run folders": 12, "bit f
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder to work in, and the alarm as it was."""
+def alarms() -> Iterator[None]:
+    """The alarms of the campaign, and afterwards as they were."""
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGALRM, signal.SIGPROF)}
-    monkeypatch.chdir(tmp_path)
-    fuzzing.prepare(tmp_path)
-    yield tmp_path
+    yield
     for sign, handler in before.items():
         signal.signal(sign, handler)
 
 
 @pytest.mark.filterwarnings("default")
-def test_nothing_is_found(place: Path) -> None:
-    campaign = fuzzing.Campaign(7, place)
+def test_nothing_is_found(tmp_path: Path, alarms: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fuzzing.prepare(tmp_path)
+    campaign = fuzzing.Campaign(7, tmp_path)
     for part, count in ATTEMPTS.items():
         fuzzing.carry_out(campaign, part, count, seconds=60)
         assert campaign.tried[part]
@@ -38,10 +38,10 @@ def test_nothing_is_found(place: Path) -> None:
     assert campaign.findings == []
 
 
-def test_kills_end_in_the_same_bits(place: Path) -> None:
-    (place / "c.toml").write_text(CONFIG.replace("rounds = 4", "rounds = 30"))
+def test_kills_end_in_the_same_bits(here: Path) -> None:
+    (here / "c.toml").write_text(CONFIG.replace("rounds = 4", "rounds = 30"))
     assert soaking.kill(2, ["two workers"], seed=0)
 
 
-def test_memory_stays(place: Path) -> None:
+def test_memory_stays(here: Path) -> None:
     assert soaking.soak(200, 2)

@@ -8,6 +8,7 @@ import importlib
 import io
 import json
 import os
+import random
 import time
 import zipfile
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from undrift.core.text import printable
 from undrift.data import formats
 from undrift.data.formats import read_bytes, read_npz
 from undrift.errors import DataError
-from undrift.rounds.progress import summarise
+from undrift.rounds.progress import Monitor, Patience, summarise
 
 
 def said_no(answer: Answer, code: int, *words: str) -> None:
@@ -245,6 +246,21 @@ def test_summing_up_takes_time_in_proportion() -> None:
         return time.process_time() - start
 
     assert seconds(20_000) < 30 * min(seconds(2_000) for _ in range(3))
+
+
+def test_patience_takes_the_same_time_at_every_evaluation() -> None:
+    """And ends a run where the whole history would: after so many evaluations without anything better."""
+    draw = random.Random(0)
+    for monitor in (Monitor(), Monitor("loss", less=True)):
+        for most in (1, 2, 5):
+            watch, seen = Patience(most, monitor, "test_x"), list[float]()
+            for _ in range(60):
+                value = draw.choice([None, *range(8)])
+                watch.sees({"test_x": value})
+                seen += [] if value is None else [value]
+                late = len(seen) - seen.index(monitor.best(seen)) > most if seen else False
+                assert watch.over == late
+    assert not Patience(None, Monitor(), "test_x").over
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "fifo", ".", "long.csv", "nul.csv"])

@@ -6,44 +6,27 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from forked import Command, alive, children, until
 from shell import Undrift, same_run
 from undrift.core.files import read_lines
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-RUN = [sys.executable, "-m", "undrift.cli", "run", "c.toml", "--out", "out", "--quiet", "--workers", "2"]
-LONG = ["--set", "train.local_steps=2000000"]
+RUN = ("run", "c.toml", "--out", "out", "--quiet", "--workers", "2", "--set", "algorithm.name=scaffold")
+LONG = ("--set", "train.local_steps=2000000")
 """A round that takes minutes."""
 
 
-def start(*more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*RUN, "--set", "algorithm.name=scaffold", *more], stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-
-
-def until(what: Callable[[], Any], seconds: float = 60.0) -> Any:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := what():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"not within {seconds} s")
-
-
-def children(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that is stopped is given up after a second."""
+    monkeypatch.setattr("undrift.core.signals.GRACE", 1.0)
 
 
 def working(pid: int) -> list[int]:
@@ -62,94 +45,96 @@ def gone(pids: list[int]) -> bool:
     return not any(alive(pid) for pid in pids)
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_workers_end_with_their_parent(here: Path, sign: signal.Signals) -> None:
-    run = start(*LONG)
+    run = Command(*RUN, *LONG)
     workers = until(lambda: working(run.pid))
-    run.send_signal(sign)
     try:
-        run.wait(30)
+        run.signal(sign)
+        code, said = run.end(30)
         until(lambda: gone(workers), 5)
     finally:
         run.kill()
         for worker in workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
-    _, said = run.communicate()
-    assert (run.returncode, "interrupted" in said) == ((-9, False) if sign == signal.SIGKILL else (130, True))
+    assert (code, "interrupted" in said) == ((-9, False) if sign == signal.SIGKILL else (130, True))
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP])
-def test_a_stop_is_saved(here: Path, undrift: Undrift, sign: signal.Signals) -> None:
-    rounds = ("--set", "train.rounds=150", "--set", "engine.checkpoint_seconds=1000")
+def test_a_stop_is_saved(here: Path, undrift: Undrift) -> None:
+    """Stopped by one signal, resumed, stopped by another, resumed: the bits of a run that nobody stopped."""
+    rounds = ("--set", "train.rounds=80", "--set", "engine.checkpoint_seconds=1000")
     whole = undrift("run", "c.toml", "--out", "whole", "--quiet", "--set", "algorithm.name=scaffold", *rounds)
     assert whole.code == 0
-    run = start(*rounds)
-    until(lambda: len(read_lines(here / "out" / "rounds.jsonl")) > 2)
-    run.send_signal(sign)
-    _, said = run.communicate(timeout=60)
-    assert run.returncode == 130
-    assert said.strip().splitlines()[-1].startswith("undrift: interrupted; what was done is saved")
-    state = json.loads((here / "out" / "checkpoint" / "state.json").read_text())
-    assert state["round"] == len(read_lines(here / "out" / "rounds.jsonl")) > 2
+    done = 0
+    for sign, more in ((signal.SIGTERM, ()), (signal.SIGHUP, ("--resume",))):
+        run = Command(*RUN, *rounds, *more)
+        until(partial(_beyond, here, done + 2))
+        run.signal(sign)
+        code, said = run.end()
+        assert code == 130
+        assert said.strip().splitlines()[-1].startswith("undrift: interrupted; what was done is saved")
+        state = json.loads((here / "out" / "checkpoint" / "state.json").read_text())
+        assert state["round"] == len(_rounds(here)) > done + 2
+        done = state["round"]
     assert undrift("run", "out/config.toml", "--out", "out", "--resume", "--quiet").code == 0
     assert same_run(here / "out", here / "whole")
 
 
-def test_a_stopped_worker_is_replaced(here: Path, undrift: Undrift) -> None:
-    rounds = ("--set", "train.rounds=30", "--set", "train.local_steps=200")
+def _rounds(here: Path) -> list[dict[str, object]]:
+    return read_lines(here / "out" / "rounds.jsonl")
+
+
+def _beyond(here: Path, rounds: int) -> bool:
+    return len(_rounds(here)) > rounds
+
+
+def test_a_stopped_worker_is_replaced(here: Path, undrift: Undrift, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("undrift.engines.local._LOOK", 0.2)
+    rounds = ("--set", "train.rounds=8", "--set", "train.local_steps=200")
     whole = undrift("run", "c.toml", "--out", "whole", "--quiet", "--set", "algorithm.name=scaffold", *rounds)
     assert whole.code == 0
-    run = start(*rounds, "--set", "engine.timeout=1")
+    run = Command(*RUN, *rounds, "--set", "engine.timeout=1")
     try:
         worker = until(lambda: working(run.pid))[0]
         os.kill(worker, signal.SIGSTOP)
-        _, said = run.communicate(timeout=60)
+        code, said = run.end()
     finally:
         run.kill()
-    assert (run.returncode, said) == (0, "")
+    assert code == 0
+    assert "undrift" not in said
     assert gone([worker])
     assert same_run(here / "out", here / "whole")
 
 
 def test_control_c_beside_a_stopped_worker(here: Path) -> None:
-    run = start("--set", "train.rounds=100000")
+    run = Command(*RUN, "--set", "train.rounds=100000")
     try:
         worker = until(lambda: working(run.pid))[0]
         os.kill(worker, signal.SIGSTOP)
         time.sleep(0.5)
-        run.send_signal(signal.SIGINT)
+        run.signal(signal.SIGINT)
         assert run.wait(30) == 130
         until(lambda: gone([worker]), 5)
     finally:
         run.kill()
-        run.communicate()
 
 
 def test_a_comparison_that_is_stopped_saves_its_runs(here: Path) -> None:
-    run = subprocess.Popen(
-        [sys.executable, "-m", "undrift.cli", "compare", "c.toml", "--algorithms", "fedavg,scaffold", "--out", "out",
-         "--quiet", "--set", "train.rounds=100000", "--set", "engine.checkpoint_seconds=1000"],
-        stderr=subprocess.PIPE, text=True,
+    run = Command(
+        "compare", "c.toml", "--algorithms", "fedavg,scaffold", "--out", "out", "--quiet",
+        "--set", "train.rounds=100000", "--set", "engine.checkpoint_seconds=1000",
     )  # fmt: skip
     folders = [here / "out" / name / "seed1" for name in ("fedavg", "scaffold")]
-    runs: list[int] = []
     try:
         until(lambda: all(len(read_lines(folder / "rounds.jsonl")) > 2 for folder in folders))
         runs = children(run.pid)
-        run.send_signal(signal.SIGTERM)
-        _, said = run.communicate(timeout=30)
+        run.signal(signal.SIGTERM)
+        code, said = run.end(30)
     finally:
         run.kill()
-    assert run.returncode == 130
+    assert code == 130
     assert "finished runs are kept" in said
     assert gone(runs)
     for folder in folders:

@@ -6,54 +6,48 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from shell import Undrift, arrays, files, same_run
+from forked import Command, killed_after, until
+from shell import CONFIG, Undrift, arrays, files, same_run
 from undrift.core.files import read_lines
 
-RUN = [
-    "--set", "algorithm.name=scaffold", "--set", "engine.checkpoint_seconds=0.0", "--quiet",
-]  # fmt: skip
+RUN = ("--set", "algorithm.name=scaffold", "--set", "engine.checkpoint_seconds=0.0", "--quiet")
+
+
+ROUNDS = ("--set", "train.rounds=10")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of ten rounds that was stopped after the sixth (``good``), and the same run whole."""
+    place = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        np.savez("data.npz", **arrays())
+        Path("c.toml").write_text(CONFIG)
+        assert killed_after(100, "run", "c.toml", "--out", "whole", *RUN, *ROUNDS) == 0
+        assert killed_after(6, "run", "c.toml", "--out", "good", *RUN, *ROUNDS) == 9
+    assert json.loads((place / "good" / "checkpoint" / "state.json").read_text())["round"] == 6
+    return place
 
 
 @pytest.fixture
-def halted(here: Path, undrift: Undrift) -> Path:
-    """A run of ten rounds that was stopped after the sixth, and the same run whole."""
-    assert undrift("run", "c.toml", "--out", "whole", *RUN, "--set", "train.rounds=10").code == 0
-    stop_after(here, 6)
-    return here / "cut"
-
-
-def stop_after(here: Path, last: int) -> None:
-    """A run that is killed by itself after a round, as ``kill -9`` would."""
-    pid = os.fork()
-    if not pid:
-        from undrift.cli import main
-        from undrift.rounds.loop import Loop
-
-        go = Loop._round
-
-        def dying(self: Loop, round: int) -> None:
-            go(self, round)
-            if round == last + 1:
-                os._exit(9)
-
-        Loop._round = dying  # type: ignore[method-assign]
-        sys.argv = ["undrift", "run", "c.toml", "--out", "cut", *RUN, "--set", "train.rounds=10"]
-        main()
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
-    assert json.loads((here / "cut" / "checkpoint" / "state.json").read_text())["round"] == last
+def halted(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stopped run, to be damaged; data and configuration as they were."""
+    monkeypatch.chdir(made)
+    np.savez("data.npz", **arrays())
+    shutil.rmtree("cut", ignore_errors=True)
+    shutil.copytree("good", "cut")
+    return made / "cut"
 
 
 def resume(undrift: Undrift, out: Path, *more: str) -> tuple[int, str]:
-    answer = undrift("run", "c.toml", "--out", out, *RUN, "--set", "train.rounds=10", "--resume", *more)
+    answer = undrift("run", "c.toml", "--out", out, *RUN, *ROUNDS, "--resume", *more)
     assert "Traceback" not in answer.err
     return answer.code, answer.err
 
@@ -67,7 +61,7 @@ def flip(path: Path, byte: int, bit: int = 0) -> None:
 # A1: silent damage.
 
 
-def test_the_checkpoint_before_takes_the_place_of_a_damaged_one(halted: Path, here: Path, undrift: Undrift) -> None:
+def test_the_checkpoint_before_takes_the_place_of_a_damaged_one(halted: Path, undrift: Undrift) -> None:
     server = halted / "checkpoint" / "server-6.safetensors"
     flip(server, server.stat().st_size - 3)
     code, said = resume(undrift, halted)
@@ -75,15 +69,15 @@ def test_the_checkpoint_before_takes_the_place_of_a_damaged_one(halted: Path, he
     assert len(said.splitlines()) == 1
     assert "server-6.safetensors" in said
     assert "going on from round 5" in said
-    assert same_run(halted, here / "whole")
+    assert same_run(halted, halted.parent / "whole")
 
 
-def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(halted: Path, here: Path, undrift: Undrift) -> None:
+def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(halted: Path, undrift: Undrift) -> None:
     """A few bits of every file; the campaign tries thousands."""
-    good, draw = here / "good", np.random.default_rng(0)
-    halted.rename(good)
+    good, draw = halted.parent / "good", np.random.default_rng(0)
     refused = 0
     for path in sorted(p for p in good.rglob("*") if p.is_file()):
+        shutil.rmtree(halted)
         shutil.copytree(good, halted)
         flip(halted / path.relative_to(good), int(draw.integers(path.stat().st_size)), int(draw.integers(8)))
         code, said = resume(undrift, halted)
@@ -92,16 +86,13 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(halted: Path, here: 
             assert len(said.splitlines()) == 1
             assert path.name in said or path.name == "config.toml"
         else:
-            assert same_run(halted, here / "whole"), path
-        shutil.rmtree(halted)
+            assert same_run(halted, halted.parent / "whole"), path
     assert refused >= 2  # the records, of which there is one copy
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "rounds.jsonl"])
 @pytest.mark.parametrize("kind", ["cut", "doubled", "missing", "edited"])
-def test_records_that_are_not_whole_are_refused(
-    name: str, kind: str, halted: Path, here: Path, undrift: Undrift
-) -> None:
+def test_records_that_are_not_whole_are_refused(name: str, kind: str, halted: Path, undrift: Undrift) -> None:
     path = halted / name
     lines = path.read_text().splitlines(keepends=True)
     changed = {
@@ -117,11 +108,11 @@ def test_records_that_are_not_whole_are_refused(
     assert name in said
 
 
-def test_what_was_written_after_the_checkpoint_may_be_anything(halted: Path, here: Path, undrift: Undrift) -> None:
+def test_what_was_written_after_the_checkpoint_may_be_anything(halted: Path, undrift: Undrift) -> None:
     with open(halted / "metrics.jsonl", "ab") as file:
         file.write(b'{"round": 9, "test_acc\xff')
     assert resume(undrift, halted) == (0, "")
-    assert same_run(halted, here / "whole")
+    assert same_run(halted, halted.parent / "whole")
 
 
 def test_records_are_durable_before_the_checkpoint_that_counts_on_them(
@@ -150,7 +141,7 @@ def test_an_edited_configuration_is_not_resumed(halted: Path, undrift: Undrift) 
     assert "config.toml: damaged or edited" in answer.err
 
 
-def test_a_folder_of_the_older_format_goes_on_with_a_warning(halted: Path, here: Path, undrift: Undrift) -> None:
+def test_a_folder_of_the_older_format_goes_on_with_a_warning(halted: Path, undrift: Undrift) -> None:
     state = halted / "checkpoint" / "state.json"
     old = {
         k: v
@@ -163,7 +154,7 @@ def test_a_folder_of_the_older_format_goes_on_with_a_warning(halted: Path, here:
     config.write_text(config.read_text().split("\n", 1)[1])
     code, said = resume(undrift, halted)
     assert (code, "without checksums" in said) == (0, True)
-    assert same_run(halted, here / "whole")
+    assert same_run(halted, halted.parent / "whole")
     (halted / "checkpoint" / "previous.json").unlink()
     state.write_text(json.dumps(old | {"round": 10**9}))
     assert resume(undrift, halted)[0] == 1
@@ -172,7 +163,7 @@ def test_a_folder_of_the_older_format_goes_on_with_a_warning(halted: Path, here:
 # A2: another run that looks like this one.
 
 
-def test_a_run_goes_on_only_with_its_own_data(halted: Path, here: Path, undrift: Undrift) -> None:
+def test_a_run_goes_on_only_with_its_own_data(halted: Path, undrift: Undrift) -> None:
     own = arrays()
     other_labels = own["y_train"].copy()
     other_labels[:2] = 1 - other_labels[:2] % 2
@@ -182,7 +173,7 @@ def test_a_run_goes_on_only_with_its_own_data(halted: Path, here: Path, undrift:
         "test data": {"x_test": own["x_test"][:50], "y_test": own["y_test"][:50]},
     }
     for what, change in changes.items():
-        np.savez(here / "data.npz", **(own | change))
+        np.savez("data.npz", **(own | change))
         code, said = resume(undrift, halted)
         assert code == 2
         assert f"the {what.strip()} changed" in said
@@ -190,7 +181,7 @@ def test_a_run_goes_on_only_with_its_own_data(halted: Path, here: Path, undrift:
     code, said = resume(undrift, halted, "--accept-changed-data")
     assert code == 0
     assert "the test data changed" in said
-    assert not same_run(halted, here / "whole")
+    assert not same_run(halted, halted.parent / "whole")
 
 
 def test_a_run_goes_on_only_with_its_own_server_data(here: Path, undrift: Undrift) -> None:
@@ -205,7 +196,7 @@ def test_a_run_goes_on_only_with_its_own_server_data(here: Path, undrift: Undrif
 
 
 def test_a_run_goes_on_only_with_its_own_versions(
-    halted: Path, here: Path, undrift: Undrift, monkeypatch: pytest.MonkeyPatch
+    halted: Path, undrift: Undrift, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "1.0")
@@ -214,47 +205,43 @@ def test_a_run_goes_on_only_with_its_own_versions(
         assert "the torch changed" in said or "torch" in said
         assert "--accept-changed-versions" in said
     assert resume(undrift, halted, "--accept-changed-versions")[0] == 0
-    assert same_run(halted, here / "whole")
+    assert same_run(halted, halted.parent / "whole")
 
 
 # A3: two runs in one folder.
 
-SLOWER = ["--set", "algorithm.name=scaffold", "--set", "engine.checkpoint_seconds=0.5", "--quiet"]
-COMMAND = [sys.executable, "-m", "undrift.cli", "run", "c.toml", "--out", "out", *SLOWER, "--workers", "2"]
+SLOWER = ("--set", "algorithm.name=scaffold", "--set", "engine.checkpoint_seconds=0.1", "--quiet", "--workers", "2")
+COMMAND = ("run", "c.toml", "--out", "out", *SLOWER)
 
 
 def test_two_starts_in_one_folder(here: Path) -> None:
-    many = [*COMMAND, "--set", "train.rounds=300"]
-    both = [subprocess.Popen(many, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=120)[1] for process in both]
-    assert sorted(process.returncode for process in both) == [0, 2]
-    loser = next(text for text in said if text)
-    assert "a run is under way there" in loser or "holds another run" in loser
-    assert [line["round"] for line in read_lines(here / "out" / "rounds.jsonl")] == list(range(1, 301))
+    both = [Command(*COMMAND, "--set", "train.rounds=100") for _ in range(2)]
+    ends = sorted(command.end(120) for command in both)
+    assert [code for code, _ in ends] == [0, 2]
+    assert "a run is under way there" in ends[1][1] or "holds another run" in ends[1][1]
+    assert [line["round"] for line in read_lines(here / "out" / "rounds.jsonl")] == list(range(1, 101))
 
 
 def test_going_on_beside_a_live_run(here: Path, undrift: Undrift) -> None:
-    live = subprocess.Popen([*COMMAND, "--set", "train.rounds=100000"], stderr=subprocess.DEVNULL)
+    state = here / "out" / "checkpoint" / "state.json"
+    many = ("--set", "train.rounds=100000")
+    live = Command(*COMMAND, *many)
     try:
-        deadline = time.monotonic() + 60
-        while not (here / "out" / "checkpoint" / "state.json").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        beside = undrift("run", "c.toml", "--out", "out", *SLOWER, "--set", "train.rounds=100000", "--resume")
+        until(state.exists)
+        beside = undrift(*COMMAND, *many, "--resume")
         assert beside.code == 2
         assert "a run is under way there" in beside.err
-        live.kill()
-        live.wait()
-        # Its workers hold nothing: the folder is free at once.
-        state = here / "out" / "checkpoint" / "state.json"
-        last = json.loads(state.read_text())["round"]
-        again = subprocess.Popen([*COMMAND, "--set", "train.rounds=100000", "--resume"], stderr=subprocess.PIPE)
-        while json.loads(state.read_text())["round"] == last and again.poll() is None:
-            time.sleep(0.02)
-        again.send_signal(signal.SIGTERM)
-        again.communicate(timeout=60)
-        assert again.returncode == 130
     finally:
         live.kill()
+    # Its workers hold nothing: the folder is free at once.
+    last = json.loads(state.read_text())["round"]
+    again = Command(*COMMAND, *many, "--resume")
+    try:
+        until(lambda: json.loads(state.read_text())["round"] > last)
+        again.signal(signal.SIGTERM)
+        assert again.wait(60) == 130
+    finally:
+        again.kill()
     rounds = [line["round"] for line in read_lines(here / "out" / "rounds.jsonl")]
     assert rounds == list(range(1, len(rounds) + 1))
 
@@ -264,3 +251,12 @@ def test_a_refused_start_leaves_the_folder_alone(here: Path, undrift: Undrift) -
     before = files(here / "out")
     assert undrift("run", "c.toml", "--out", "out").code == 2
     assert files(here / "out") == before
+
+
+def test_a_run_that_is_refused_on_its_way_leaves_nothing(here: Path, undrift: Undrift) -> None:
+    run = ("run", "c.toml", "--out", "out", "--quiet", "--set")
+    answer = undrift(*run, "algorithm.name=choice", "--set", "algorithm.choice.candidates=1")
+    assert answer.code == 2
+    assert "choice.candidates = 1" in answer.err
+    assert files(here / "out") == {}
+    assert undrift(*run, "algorithm.name=choice").code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
@@ -12,6 +13,7 @@ import click
 import torch
 import typer
 import typer.core
+import typer.main
 
 from undrift.cli import data, federation
 from undrift.cli.compare import compare
@@ -86,7 +88,7 @@ def main() -> None:
         warnings.showwarning = _warn
         warnings.simplefilter("always", RunWarning)
         try:
-            code = app(args=arguments, standalone_mode=False, prog_name="undrift")
+            code = _command()(args=arguments, standalone_mode=False, prog_name="undrift")
         except BaseException as error:
             if isinstance(error, Exception) and len(arguments) < len(sys.argv) - 1:
                 traceback.print_exception(error)
@@ -94,6 +96,12 @@ def main() -> None:
             if message:
                 print(f"undrift: {printable(message)}", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+@functools.cache
+def _command() -> click.Command:
+    """The command, put together once: who calls it often in one process should not wait for that."""
+    return typer.main.get_command(app)
 
 
 def _told(error: BaseException) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -28,7 +29,7 @@ from undrift.core.files import (
     write_json,
 )
 from undrift.core.lock import FolderLock
-from undrift.errors import ConfigError, RunError, RunWarning, UnreadableError
+from undrift.errors import ConfigError, InputError, RunError, RunWarning, UnreadableError
 from undrift.experiment.checkpoint import Checkpoints
 from undrift.rounds.made_from import CHANGES, difference
 
@@ -47,7 +48,7 @@ class RunFolder:
         self.path, self.settings, self.resume, self.accept = path, settings, resume, frozenset(accept)
         self.checkpoints = Checkpoints(path)
         self.states = self.checkpoints.folder / "clients"
-        self._lock = FolderLock()
+        self._lock, self._new = FolderLock(), False
         self._made_from: dict[str, str] = {}
         self._tails: dict[str, _Tail] = {}
         self._verified: dict[str, bytes] = {}
@@ -80,14 +81,18 @@ class RunFolder:
         for item in filter(unfinished, self.path.rglob(".*")):
             item.unlink(missing_ok=True)
         config = self.path / "config.toml"
+        self._new = not config.exists()
         if config.exists() and not _goes_further(_stored(config), self.settings):
             return
         (self.path / "summary.json").unlink(missing_ok=True)  # a run that goes further is no longer finished
         text = tomli_w.dumps(self.settings)
         write_atomic(config, f"{_MARK}{digest(text.encode())}\n{text}")
 
-    def release(self) -> None:
-        """Let others write."""
+    def leave(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
+        """Let others write; a new run whose input turned out to be wrong must not block the next one."""
+        if self._new and isinstance(error, InputError) and not self.checkpoints.newest.exists():
+            for item in self.path.iterdir():
+                shutil.rmtree(item) if item.is_dir() else item.unlink()
         self._lock.release()
 
     def save(

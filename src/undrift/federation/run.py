@@ -192,16 +192,16 @@ def roll_call(config: Config, exchange: Exchange, sites: tuple[str, ...], task: 
 
 
 def _told(answers: Mapping[str, Any]) -> str:
-    return "; ".join(f"{name}: {answer}" for name, answer in answers.items() if isinstance(answer, str))
+    return "; ".join(f"{name}: {printable(a, 300)}" for name, a in answers.items() if isinstance(a, str))
 
 
 def _samples(name: str, answer: Any, config: Config) -> int:
     if isinstance(answer, str):
-        raise RunError(f"site {name}: {answer}")
+        raise RunError(f"site {name}: {printable(answer, 300)}")
     try:
         meta = meta_of(answer, samples=int, problem=str, version=str, allow_shared_data=bool)
     except RefusedError as error:
-        raise RunError(f"site {name}: {error}") from None
+        raise RunError(f"site {name}: {printable(str(error), 300)}") from None
     if meta["problem"]:
         raise DataError(f"site {name}: {printable(meta['problem'], 300)}")
     if meta["version"] != VERSION:

@@ -36,7 +36,7 @@ from undrift.rules import parts_of
 
 LARGEST = 1 << 28
 """Numbers in one sample, or classes: no data have more."""
-_CLIENTS = 1_000_000
+_CLIENTS, _RATE = 1_000_000, 1e37
 _DESCRIPTION = 100_000
 """Letters in which data are described."""
 
@@ -155,6 +155,8 @@ class Site:
             settings=str,
             task=str,
         )
+        if not 0 <= meta["lr"] < _RATE:
+            raise RefusedError(f"a rate of {meta['lr']:g}: a 32-bit number between 0 and {_RATE:g} is needed")
         self._count(meta["round"])
         bench = self._bench_of(meta)
         vector = vector_of(content, bench.wire.down.size, bench.wire.down.dtype)

@@ -25,7 +25,7 @@ from undrift.rounds.full import FullRounds, Observer, draw_at
 from undrift.rounds.made_from import made_from
 from undrift.rounds.personal import own_record
 from undrift.rounds.plan import batches
-from undrift.rounds.progress import Monitor, Record, summarise
+from undrift.rounds.progress import Monitor, Patience, Record, summarise
 from undrift.rounds.server_step import Report, Server
 from undrift.rounds.split.rounds import SplitRounds
 from undrift.rounds.work import Work
@@ -70,8 +70,8 @@ class Output(Protocol):
         """Make the place ours and say whose output this is, before anything else is written."""
         ...
 
-    def release(self) -> None:
-        """Let others write there."""
+    def leave(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
+        """Let others write there; what a refused run has written goes."""
         ...
 
     def append(self, name: str, record: Record) -> None:
@@ -147,7 +147,7 @@ class Run:
             engine = self.make_engine(self.work, worker, self.workers)
             stack.callback(engine.close)
             if self.folder:
-                stack.callback(self.folder.release)
+                stack.push(self.folder.leave)
                 self.folder.begin(made_from(self.work))
             return Loop(self, worker, engine).go()
 
@@ -164,6 +164,9 @@ class Loop:
         self.seconds = 0.0
         self.done = 0
         self.stopped = False
+        monitor, validated = self.work.monitor, "validation" in self.work.evaluated()
+        watched = f"{'validation' if validated else 'test'}_{monitor.metric}"
+        self.patience = Patience(self.plan.patience, monitor, watched)
         self.pending: tuple[Record, Pending] | None = None
         x, rule = worker.model.weights.clone(), self.work.rule
         seen = x[: len(worker.weights)]
@@ -262,21 +265,12 @@ class Loop:
         clients = SERVER_MODEL if self.work.personal else CLIENTS
         record = {"round": record["round"], **record_of(self.work, pending(), clients), **record}
         self.history.append(record)
+        self.patience.sees(record)
         if self.folder:
             self.folder.append("metrics.jsonl", record)
         self._tell()
         asked = [callback(record) for callback in self.run.callbacks]
-        self.stopped = any(answer is True for answer in asked) or self._out_of_patience()
-
-    def _out_of_patience(self) -> bool:
-        """Whether the monitored value has not improved for ``patience`` evaluations; validation data come first."""
-        patience, monitor = self.plan.patience, self.work.monitor
-        if patience is None:
-            return False
-        key = next((f"{name}_{monitor.metric}" for name in self.work.evaluated() if name == "validation"), None)
-        key = key or f"test_{monitor.metric}"
-        values = [record[key] for record in self.history if record.get(key) is not None]
-        return len(values) > patience and values.index(monitor.best(values)) < len(values) - patience
+        self.stopped = any(answer is True for answer in asked) or self.patience.over
 
     def _pretrain(self) -> None:
         data, plan = self.work.federation.server, self.plan
@@ -314,7 +308,9 @@ class Loop:
         self.bytes, self.seconds, self.done = state["bytes"], state["seconds"], last
         for line in self.lines:
             self.rounds.skip(line["clients"])
-        self.stopped = self._out_of_patience()
+        for record in self.history:
+            self.patience.sees(record)
+        self.stopped = self.patience.over
         return True
 
     def _finish(self) -> Result:

@@ -55,6 +55,31 @@ class Monitor:
 ACCURACY = Monitor()
 
 
+@dataclass
+class Patience:
+    """Counts evaluations since the best value of a metric; None: for ever."""
+
+    most: int | None
+    monitor: Monitor
+    key: str
+    _best: float | None = None
+    _since: int = 0
+
+    def sees(self, record: Mapping[str, Any]) -> None:
+        """One more evaluation; one without the metric counts for nothing."""
+        if (value := record.get(self.key)) is None:
+            return
+        if self._best is None or self.monitor.better(value, self._best):
+            self._best, self._since = value, 0
+        else:
+            self._since += 1
+
+    @property
+    def over(self) -> bool:
+        """Whether so many evaluations have brought nothing better."""
+        return self.most is not None and self._since >= self.most
+
+
 def rolling(history: Sequence[Record], key: str = "test_accuracy") -> list[float]:
     """The rolling mean of a metric at every evaluated round."""
     values, window = [], deque[tuple[int, float]]()

@@ -19,7 +19,7 @@ test: .venv/ready
 	$(BIN)/python -m pytest -n 3
 
 # A part of the tests as if on processors with fewer instructions. PART=tests/... runs another part.
-PART ?= tests/test_layout.py tests/test_hooks.py tests/rules tests/split/test_split_closed_form.py tests/engines/test_ray.py -k 'not dies and not leaves and not lost and not actor'
+PART ?= tests/test_layout.py tests/test_hooks.py tests/rules tests/split/test_split_closed_form.py tests/engines/test_ray.py -k 'not dies and not leaves and not lost and not actor and not test_privacy'
 test-processors: .venv/ready
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(BIN)/python -m pytest -n 3 $(PART)
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(BIN)/python -m pytest -n 3 $(PART)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import random
 import shutil
@@ -37,6 +38,8 @@ ENGINES = {
     "two workers": ["--workers", "2"],
     "ray": ["--set", "engine.name=ray", "--workers", "1"],
 }
+SHARES = {"one process": 20, "two workers": 45, "ray": 20, "flower": 15}
+"""Of the kills: a round among real sites takes long."""
 RUN = ("run", "c.toml", "--quiet", "--set", "engine.checkpoint_seconds=0.0")
 LEAST, MOST = 0.05, 12
 """Seconds after which a process may be killed, and how many times in one run."""
@@ -149,7 +152,7 @@ def _main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--engine", action="append", choices=[*ENGINES, "flower"])
+    parser.add_argument("--engine", action="append", choices=list(SHARES))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -159,9 +162,10 @@ def _main() -> int:
         np.savez("data.npz", **arrays())
         Path("c.toml").write_text(CONFIG.replace("rounds = 4", "rounds = 30"))
         fine = [soak(options.rounds, workers) for workers in (0, 2) if options.rounds]
-        for engine in (options.engine or [*ENGINES, "flower"]) if options.kills else []:
-            share = -(-options.kills // len(options.engine or [*ENGINES, "flower"]))
-            fine.append(_kills(engine, share, options.seed))
+        engines = options.engine or list(SHARES)
+        for engine in engines if options.kills else []:
+            share = SHARES[engine] / sum(SHARES[name] for name in engines)
+            fine.append(_kills(engine, math.ceil(share * options.kills), options.seed))
     finally:
         os.chdir("/")
         shutil.rmtree(here)

@@ -39,7 +39,7 @@ from undrift.errors import UndriftError
 
 SAY = 1000
 """Attempts after which a sign of life is given."""
-LIMIT, PATIENCE = 20, 300
+LIMIT, PATIENCE = 20, 120
 """Seconds of computing, and in all, that one attempt may take."""
 RUN = ["--set", "algorithm.name=scaffold", "--set", "engine.checkpoint_seconds=0.0", "--quiet"]
 
@@ -52,25 +52,27 @@ class Campaign:
         self.tried, self.findings = Counter[str](), list[str]()
         self.scene: Any = None
         self.own = set(place.iterdir())
-        self._slow = False
+        self._slow, self._ticks = False, 0
         for sign in (signal.SIGALRM, signal.SIGPROF):
             signal.signal(sign, self._alarm)
 
     def _alarm(self, number: int, frame: object) -> None:
-        self._slow = True
-        raise TimeoutError
+        self._ticks += 1  # seconds in which this process was stopped itself do not tick
+        if number == signal.SIGPROF or self._ticks > PATIENCE:
+            self._slow = True
+            raise TimeoutError
 
     @contextlib.contextmanager
     def limited(self) -> Iterator[None]:
         """An attempt that takes too long is ended, and found."""
-        self._slow = False
+        self._slow, self._ticks = False, 0
         signal.setitimer(signal.ITIMER_PROF, LIMIT)
-        signal.alarm(PATIENCE)
+        signal.setitimer(signal.ITIMER_REAL, 1, 1)
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def found(self, what: str) -> None:
         """Note a finding."""

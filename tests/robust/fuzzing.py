@@ -39,9 +39,17 @@ from undrift.errors import UndriftError
 
 SAY = 1000
 """Attempts after which a sign of life is given."""
-LIMIT, PATIENCE = 20, 120
-"""Seconds of computing, and in all, that one attempt may take."""
+LIMIT = 20
+"""Seconds that one attempt may compute, and that it may wait for something else than a processor."""
 RUN = ["--set", "algorithm.name=scaffold", "--set", "engine.checkpoint_seconds=0.0", "--quiet"]
+
+
+def busy() -> float:
+    """Seconds for which this process has computed, or waited for its turn."""
+    try:
+        return sum(map(int, Path("/proc/self/schedstat").read_text().split()[:2])) / 1e9
+    except (OSError, ValueError):
+        return time.process_time()
 
 
 class Campaign:
@@ -52,20 +60,21 @@ class Campaign:
         self.tried, self.findings = Counter[str](), list[str]()
         self.scene: Any = None
         self.own = set(place.iterdir())
-        self._slow, self._ticks = False, 0
+        self._slow, self._idle, self._busy = False, 0.0, busy()
         for sign in (signal.SIGALRM, signal.SIGPROF):
             signal.signal(sign, self._alarm)
 
     def _alarm(self, number: int, frame: object) -> None:
-        self._ticks += 1  # seconds in which this process was stopped itself do not tick
-        if number == signal.SIGPROF or self._ticks > PATIENCE:
+        before, self._busy = self._busy, busy()
+        self._idle += max(0.0, 1.0 - (self._busy - before))  # no tick, no second: this process may be stopped itself
+        if number == signal.SIGPROF or self._idle > LIMIT:
             self._slow = True
             raise TimeoutError
 
     @contextlib.contextmanager
     def limited(self) -> Iterator[None]:
         """An attempt that takes too long is ended, and found."""
-        self._slow, self._ticks = False, 0
+        self._slow, self._idle, self._busy = False, 0.0, busy()
         signal.setitimer(signal.ITIMER_PROF, LIMIT)
         signal.setitimer(signal.ITIMER_REAL, 1, 1)
         try:

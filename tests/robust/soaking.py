@@ -86,8 +86,7 @@ def killed_run(draw: random.Random, algorithm: str, engine: str, seconds: float)
     while True:
         run = Command(*words, *(["--resume"] if Path("cut/config.toml").exists() else []))
         if kills < MOST:
-            with contextlib.suppress(AssertionError):
-                run.wait(LEAST + draw.random() * seconds)
+            _let_work(draw, run, engine, seconds)
             workers = [pid for pid in family(run.pid)[1:] if is_worker(pid, engine)]
             for victim in draw.sample(workers, min(len(workers), draw.choice((0, 1, 1, 2)))):
                 kills += killed(victim)  # the run goes on with others
@@ -101,6 +100,17 @@ def killed_run(draw: random.Random, algorithm: str, engine: str, seconds: float)
         kills += 1
         left += left_behind(everybody)
         seconds *= 1.2
+
+
+def _let_work(draw: random.Random, run: Command, engine: str, seconds: float) -> None:
+    """Wait for a random while; on Ray, which takes long to begin, mostly for a round that is done, and then some."""
+    records = Path("cut/rounds.jsonl")
+    if engine == "ray" and draw.random() < 0.8:
+        before = records.stat().st_size if records.exists() else 0
+        until(lambda: run.poll() is not None or (records.exists() and records.stat().st_size != before), 900)
+        seconds = 1.0
+    with contextlib.suppress(AssertionError):
+        run.wait(LEAST + draw.random() * seconds)
 
 
 def is_worker(pid: int, engine: str) -> bool:

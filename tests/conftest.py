@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from shell import CONFIG, Answer, Undrift, arrays
 from undrift.cli import main
 
 torch.set_num_threads(1)
-
+os.environ.setdefault("RAY_worker_niceness", "0")  # else Ray's workers wait for all other tests
 
 SLOW = (
     "test_federation.py",

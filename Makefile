@@ -49,20 +49,20 @@ format: .venv/ready
 bench: .venv/ready
 	$(BIN)/python benchmarks/run.py
 
-# The campaign: absurd configurations and command lines, damaged folders and data files. SEED, SECONDS (for each part).
+# The campaign: absurd configurations and command lines, damaged folders and data files, rogue messages.
+# SEED, SECONDS (for each part).
 SEED ?= 0
 SECONDS ?= 600
 fuzz: .venv/ready
 	nice -n 5 $(BIN)/python tests/robust/fuzzing.py --seed $(SEED) --seconds $(SECONDS)
 
-# Ten thousand rounds and two hundred kills.
+# Ten thousand rounds and two hundred kills, of local runs, on Ray, and among real sites.
 soak: .venv/ready
 	nice -n 5 $(BIN)/python tests/robust/soaking.py --rounds 10000 --kills 200 --seed $(SEED)
 
-# Known weaknesses of what undrift is built on; needs the network, or a mirror of the advisory database.
-audit: .venv/ready
-	$(PIP) pip-audit
-	$(BIN)/python -m pip_audit --requirement constraints.txt --no-deps --disable-pip
+# Known weaknesses of what undrift is built on; where the database of advisories cannot be reached it says so.
+audit:
+	tools/audit.sh $(PYTHON)
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

@@ -17,12 +17,13 @@ from undrift.core.signals import STOP
 
 
 def until(what: Callable[[], Any], seconds: float = 60.0, say: Callable[[], str] = str) -> Any:
-    """Wait for something to be true."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    """Wait for something to be true; time in which this process was stopped itself does not count."""
+    spent, last = 0.0, time.monotonic()
+    while spent < seconds:
         if found := what():
             return found
         time.sleep(0.02)
+        spent, last = spent + min(time.monotonic() - last, 1.0), time.monotonic()
     raise AssertionError(f"not within {seconds} s: {say()}")
 
 

@@ -7,6 +7,7 @@ import base64
 import datetime
 import importlib
 import json
+import random
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 pytest.importorskip("flwr")
 
 import numpy as np
+import rogue as rogue_messages
 import torch
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -29,7 +31,7 @@ from undrift.core.files import read_lines
 from undrift.errors import ConfigError, DataError, RunError, RunWarning
 from undrift.experiment.config import Config
 from undrift.federation import setup
-from undrift.federation.daemons import SECRET_HEADER, Gate, _keys, proof_of
+from undrift.federation.daemons import SECRET_HEADER, Gate, Rhythm, _keys, proof_of
 from undrift.federation.engine import Answer
 from undrift.federation.messages import RAW, RefusedError, pack
 from undrift.federation.processes import refuse_taken, until_stopped
@@ -251,6 +253,16 @@ def test_terminal_escapes_do_not_arrive(world: Path) -> None:
     assert reasons[0].isprintable()
 
 
+def test_mutated_messages(tmp_path: Path) -> None:
+    """A short part of the campaign: what a rogue site or server may send, always the same."""
+    found, draw = list[str](), random.Random(7)
+    scene = rogue_messages.scene(tmp_path / "scene")
+    for kind, count in {"replies": 200, "hellos": 100, "orders": 60, "runs": 2}.items():
+        for _ in range(count):
+            rogue_messages.KINDS[kind](draw, scene, found.append)
+    assert found == []
+
+
 # A9: a rogue server.
 
 
@@ -329,6 +341,19 @@ def test_what_a_site_keeps_is_for_nobody_else(world: Path) -> None:
     kept = list((world / "fed" / "east" / "state").rglob("*"))
     assert kept
     assert [path for path in (*kept, world / "fed" / "east") if path.stat().st_mode & 0o077] == []
+
+
+def test_a_site_that_had_work_asks_soon_and_an_idle_one_seldom() -> None:
+    pauses: list[float] = []
+    rhythm = Rhythm(pauses.append)
+    for _ in range(40):
+        rhythm.sleep(3)
+    assert pauses[0] == 0.2
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 3.0
+    rhythm.sleep(0.5)  # it waits for its own answer: there was work
+    rhythm.sleep(3)
+    assert pauses[-2:] == [0.1, 0.2]
 
 
 # A10: neighbours.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import random
 import shutil
@@ -37,6 +38,8 @@ ENGINES = {
     "two workers": ["--workers", "2"],
     "ray": ["--set", "engine.name=ray", "--workers", "1"],
 }
+SHARES = {"one process": 20, "two workers": 45, "ray": 20, "flower": 15}
+"""Of the kills: a round among real sites takes long."""
 RUN = ("run", "c.toml", "--quiet", "--set", "engine.checkpoint_seconds=0.0")
 LEAST, MOST = 0.05, 12
 """Seconds after which a process may be killed, and how many times in one run."""
@@ -83,8 +86,7 @@ def killed_run(draw: random.Random, algorithm: str, engine: str, seconds: float)
     while True:
         run = Command(*words, *(["--resume"] if Path("cut/config.toml").exists() else []))
         if kills < MOST:
-            with contextlib.suppress(AssertionError):
-                run.wait(LEAST + draw.random() * seconds)
+            _let_work(draw, run, engine, seconds)
             workers = [pid for pid in family(run.pid)[1:] if is_worker(pid, engine)]
             for victim in draw.sample(workers, min(len(workers), draw.choice((0, 1, 1, 2)))):
                 kills += killed(victim)  # the run goes on with others
@@ -98,6 +100,17 @@ def killed_run(draw: random.Random, algorithm: str, engine: str, seconds: float)
         kills += 1
         left += left_behind(everybody)
         seconds *= 1.2
+
+
+def _let_work(draw: random.Random, run: Command, engine: str, seconds: float) -> None:
+    """Wait for a random while; on Ray, which takes long to begin, mostly for a round that is done, and then some."""
+    records = Path("cut/rounds.jsonl")
+    if engine == "ray" and draw.random() < 0.8:
+        before = records.stat().st_size if records.exists() else 0
+        until(lambda: run.poll() is not None or (records.exists() and records.stat().st_size != before), 900)
+        seconds = 1.0
+    with contextlib.suppress(AssertionError):
+        run.wait(LEAST + draw.random() * seconds)
 
 
 def is_worker(pid: int, engine: str) -> bool:
@@ -149,7 +162,7 @@ def _main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--engine", action="append", choices=[*ENGINES, "flower"])
+    parser.add_argument("--engine", action="append", choices=list(SHARES))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -159,9 +172,10 @@ def _main() -> int:
         np.savez("data.npz", **arrays())
         Path("c.toml").write_text(CONFIG.replace("rounds = 4", "rounds = 30"))
         fine = [soak(options.rounds, workers) for workers in (0, 2) if options.rounds]
-        for engine in (options.engine or [*ENGINES, "flower"]) if options.kills else []:
-            share = -(-options.kills // len(options.engine or [*ENGINES, "flower"]))
-            fine.append(_kills(engine, share, options.seed))
+        engines = options.engine or list(SHARES)
+        for engine in engines if options.kills else []:
+            share = SHARES[engine] / sum(SHARES[name] for name in engines)
+            fine.append(_kills(engine, math.ceil(share * options.kills), options.seed))
     finally:
         os.chdir("/")
         shutil.rmtree(here)

@@ -23,6 +23,7 @@ from undrift.rounds.device import Place
 from undrift.rounds.evaluation import CHUNK, Piece, Score
 from undrift.rounds.features import BatchFeatures
 from undrift.rounds.messages import Broadcast, ClientTask, Messages, Outcome
+from undrift.rounds.precision import autocast
 from undrift.rounds.work import Work
 from undrift.rules.rule import ClientAt
 
@@ -230,9 +231,7 @@ class Worker:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The precision that forward passes are made in."""
-        if self.work.plan.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(torch.device(self.work.device).type, dtype=torch.bfloat16)
+        return autocast(self.work.plan.precision, self.work.device)
 
 
 def _own(tree: Tree, delta: Tensor) -> Tree:

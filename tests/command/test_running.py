@@ -69,6 +69,7 @@ def test_the_output_folder(here: Path, undrift: Undrift) -> None:
     assert set(summary) == {
         "final_accuracy", "rolling_accuracy", "best_accuracy", "rise_time", "rounds_to", "rounds_to_raw", "bytes_down",
         "bytes_up", "checksums", "seconds", "versions", "final_loss", "rolling_loss", "rounds", "monitor",
+        "precision",
     }  # fmt: skip
     accuracies = [record["test_accuracy"] for record in metrics]
     assert summary["final_accuracy"] == accuracies[-1]

@@ -107,10 +107,10 @@ class FullRounds:
         if rule.encoders:
             assert self.messages is not None, "what is encoded has a known form"
             plain = rule.undone({"delta": out.delta, "up": out.up}, self.messages.forms)
-            out = replace(out, delta=plain["delta"], up=plain["up"])
+            out = replace(out, delta=plain["delta"], up=plain["up"], finite=None)
         if rule.receivers:
             counted = rule.receive({"delta": out.delta, "up": out.up})
-            out = replace(out, delta=counted["delta"], up=counted["up"])
+            out = replace(out, delta=counted["delta"], up=counted["up"], finite=None)
         return out
 
     def _nobody(self, broadcast: Broadcast, lost: list[Lost]) -> Totals:

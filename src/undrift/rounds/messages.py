@@ -52,6 +52,8 @@ class Outcome:
     """Mean training loss over the samples visited: a number, or one that still lies on its device."""
     visits: int
     steps: int
+    finite: bool | None = None
+    """Whether loss and update are finite, where somebody has looked."""
 
     def tree(self) -> Tree:
         """What is sent, as one tree; what the client keeps is none of it."""

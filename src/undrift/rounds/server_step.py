@@ -90,7 +90,7 @@ class Totals:
         self.visits += out.visits
         self.steps += out.steps
         self.clients += 1
-        if not (math.isfinite(float(out.loss)) and math.isfinite(float(out.delta.dot(out.delta)))):
+        if not (_finite(out) if out.finite is None else out.finite):
             self.diverged.append(out.client)
 
     def _sum(self, out: Outcome, weight: float) -> None:
@@ -114,6 +114,10 @@ class Totals:
                 f"round {round}: the loss or the update of client{'s' * (len(self.diverged) > 1)} "
                 f"{', '.join(map(str, self.diverged))} is not finite; a smaller train.lr may help"
             )
+
+
+def _finite(out: Outcome) -> bool:
+    return math.isfinite(float(out.loss)) and math.isfinite(float(out.delta.dot(out.delta)))
 
 
 @dataclass(frozen=True)

@@ -106,11 +106,13 @@ def _client(
 ) -> Any:
     place = memory.outcomes[slot]
     here = place["delta"] if isinstance(place["delta"], Tensor) else None
-    kept = (memory.nothing or {}) if old is None else memory.states.at(old)
-    out = carried_out(worker, broadcast, ClientTask(client, kept), here)
+    task = ClientTask(client, (memory.nothing or {}) if old is None else memory.states.at(old))
+    task.send = {} if worker.work.rule.encoders else place["up"]
+    task.keep = {} if new is None else memory.states.at(new)
+    out = carried_out(worker, broadcast, task, here)
     copy_into(out.besides(here), place)
     if new is not None:
-        copy_into(out.kept, memory.states.at(new))
+        copy_into(out.kept, task.keep)
     loss = float(out.loss)
     finite = here is None or (math.isfinite(loss) and math.isfinite(float(here.dot(here))))  # while it is at hand
     return loss, out.visits, out.steps, finite

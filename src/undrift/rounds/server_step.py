@@ -95,7 +95,8 @@ class Totals:
 
     def _sum(self, out: Outcome, weight: float) -> None:
         self.delta.add_(out.delta, alpha=weight)
-        self.buffers.add_(out.buffers, alpha=weight)
+        if len(self.buffers):
+            self.buffers.add_(out.buffers, alpha=weight)
         sent = flatten(out.up)
         for path, total in flatten(self.up).items():
             total.add_(sent[path], alpha=weight)
@@ -199,7 +200,7 @@ class ServerStep:
         """The model after the server step, and the rule's new memory."""
         rule = self.work.rule
         step, state = rule.server(rule.mean(at.delta, at), at)
-        return at.x + at.server_lr * step, state
+        return at.x + (step if at.server_lr == 1.0 else at.server_lr * step), state
 
     def after(self, x: Tensor, at: ServerAt) -> Tensor:
         """The new server model; one that is not finite ends the run."""

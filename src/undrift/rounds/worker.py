@@ -106,6 +106,8 @@ class Worker:
             gradient or (lambda: self.full_gradient(broadcast.x, broadcast.buffers, index)),
             HookRandom(self.work.plan.seed, broadcast.round, task.client),
             own=self.own,
+            send=task.send,
+            keep=task.keep,
         )
         with self.clock("rule"):
             at.local = self.work.rule.start(at)
@@ -236,5 +238,6 @@ class Worker:
 
 def _own(tree: Tree, delta: Tensor) -> Tree:
     """The tree without parts of ``delta``, whose place may be used again."""
-    place = delta.untyped_storage().data_ptr()
-    return clone(tree) if any(leaf.untyped_storage().data_ptr() == place for leaf in flatten(tree).values()) else tree
+    start, end = delta.data_ptr(), delta.data_ptr() + delta.nbytes
+    shared = any(leaf.numel() and start <= leaf.data_ptr() < end for leaf in flatten(tree).values())
+    return clone(tree) if shared else tree

@@ -127,7 +127,8 @@ def test_a_worker_that_dies_with_several_clients_is_replaced(victim: int) -> Non
     with local(work) as (engine, rounds), settled():
         expected = serial(work)
         assert same(rounds.make(1), expected.make(1))
-        assert engine._seconds is not None and engine._seconds > 0
+        assert engine._seconds is not None
+        assert engine._seconds > 0
         engine._seconds = 0.001
         found = []
         for number, out in enumerate(rounds.outcomes(2)):

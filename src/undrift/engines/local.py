@@ -11,11 +11,12 @@ the time in which workers would wait.
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import select
 import time
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,10 +44,10 @@ _AHEAD = 2
 """Tasks that wait in a worker's pipe, so that it never waits for the next one."""
 _UNATTENDED = 32
 """Chunks of an evaluation that a worker is given at once while the driver is busy."""
-_LONG = 0.020
-"""Seconds of work that a worker is given at once, where clients are short."""
-_MANY = 5
-"""Clients below this number are not worth being one task; one at a time they are spread more evenly."""
+_SHORT, _LONG = 0.010, 0.040
+"""Clients below so many seconds are handed out several at a time, but not more than so many seconds at once."""
+_FIRST = 0.75
+"""Of what is left to do, the share that is handed out next: the rest evens out who is slower."""
 _DEATHS = 20
 """More deaths of workers than this end the run."""
 _LOOK = 1.0
@@ -160,14 +161,14 @@ class Local:
         self._seconds = spent / len(tasks)
 
     def _groups(self, tasks: Sequence[ClientTask]) -> list[Sequence[ClientTask]]:
-        """Clients that are one task: one, or, where they are short, so many that all workers have alike to do."""
-        workers = len(self.processes)
-        if self._seconds is None or self._seconds * _MANY > _LONG or len(tasks) < 2 * workers:
+        """Clients that are one task: one, or, where they are short, several neighbours."""
+        each, workers = self._seconds, len(self.processes)
+        if each is None or each > _SHORT:
             return [tasks[position : position + 1] for position in range(len(tasks))]
         plan, federation = self.work.plan, self.work.federation
-        count = workers * max(1, round(self._seconds * len(tasks) / (_LONG * workers)))
         steps = [plan.steps(federation.size(task.client)) for task in tasks]
-        return [tasks[part] for part in shares(steps, count, most=-(-self.slots // workers))]
+        most = min(math.ceil(_LONG / max(each, 1e-6)), self.slots // workers)
+        return [tasks[part] for part in shares(steps, workers, most)]
 
     def _outcome(self, posted: _Posted, loss: float, visits: int, steps: int, finite: bool) -> Outcome:
         place = self.memory.outcomes[posted.slot]
@@ -301,14 +302,21 @@ class Local:
         self.processes.clear()
 
 
-def shares(steps: Sequence[int], count: int, most: int) -> list[slice]:
-    """Neighbours in groups, about ``count`` of about as many steps each, none of more than ``most`` members."""
+def shares(steps: Sequence[int], workers: int, most: int) -> list[slice]:
+    """Neighbours in groups of not more than ``most``: large ones for all workers first, of as many steps each."""
     done, found, start = [0, *accumulate(steps)], list[slice](), 0
     while start < len(steps):
-        goal = done[start] + (done[-1] - done[start]) / max(1, count - len(found))
-        below = bisect_right(done, goal) - 1
-        nearer = below + 1 < len(done) and done[below + 1] - goal < goal - done[below]
-        end = min(max(below + nearer, start + 1), start + most)
-        found.append(slice(start, end))
-        start = end
+        share = _FIRST * (done[-1] - done[start]) / workers
+        for _ in range(workers):
+            end = min(max(_nearest(done, done[start] + share), start + 1), start + most, len(steps))
+            if start < end:
+                found.append(slice(start, end))
+            start = end
     return found
+
+
+def _nearest(ascending: Sequence[int], value: float) -> int:
+    """The position of the number that is nearest to ``value``."""
+    above = bisect_left(ascending, value)
+    nearer = above == len(ascending) or (above and value - ascending[above - 1] < ascending[above] - value)
+    return above - bool(nearer)

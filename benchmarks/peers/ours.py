@@ -9,6 +9,7 @@ import undrift
 from peers import common
 from undrift import models
 from undrift.data.federation import federation
+from undrift.data.samples import InMemory
 from undrift.rules import RULES
 
 
@@ -26,7 +27,7 @@ def main() -> None:
     )
     clock = common.Clock(work["rounds"])
     result = undrift.simulate(
-        module, federation(x, y, parts), RULES[work["algorithm"]](),
+        module, federation(InMemory(x, y), parts), RULES[work["algorithm"]](),
         test_data=common.data(work, "test") if work["eval_every"] else None,
         rounds=work["rounds"], cohort=work["cohort"], batch_size=work["batch"], lr=work["lr"],
         eval_every=work["eval_every"] or work["rounds"], seed=work["seed"], workers=work["workers"],

@@ -82,6 +82,7 @@ def test_the_output_folder(here: Path, undrift: Undrift) -> None:
         "rolling_loss",
         "rounds",
         "monitor",
+        "precision",
     }
     accuracies = [record["test_accuracy"] for record in metrics]
     assert summary["final_accuracy"] == accuracies[-1]

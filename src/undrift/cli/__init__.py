@@ -1,4 +1,4 @@
-"""The ``undrift`` command: one module for each subcommand."""
+"""The ``undrift`` command: one module for each subcommand, imported when it is used."""
 
 from __future__ import annotations
 
@@ -10,25 +10,12 @@ import warnings
 from typing import Annotated, TextIO
 
 import click
-import torch
 import typer
 import typer.core
 import typer.main
 
-from undrift.cli import data, federation
-from undrift.cli.compare import compare
-from undrift.cli.conformal import conformal
-from undrift.cli.cuts import cuts
-from undrift.cli.demo import demo
-from undrift.cli.diagnose import diagnose
-from undrift.cli.init import init
+from undrift.cli.commands import Commands
 from undrift.cli.options import InterruptedRunError
-from undrift.cli.plot import plot
-from undrift.cli.privacy import privacy
-from undrift.cli.recipes import recipes, reproduce_, results_
-from undrift.cli.report import report
-from undrift.cli.rules import rules
-from undrift.cli.run import run
 from undrift.core.files import first_line
 from undrift.core.text import printable
 from undrift.core.version import VERSION
@@ -39,34 +26,11 @@ _DEBUG = "--debug"
 typer.core.HAS_RICH = False  # help is plain text, in which Typer would escape brackets for Rich
 app = typer.Typer(
     name="undrift",
+    cls=Commands,
     help="Federated learning when the clients' data are not alike.\n\nStart with: undrift demo",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-)
-app.command()(demo)
-app.command()(init)
-app.command()(run)
-app.command()(compare)
-app.command()(diagnose)
-app.command()(report)
-app.command()(plot)
-app.command()(conformal)
-app.command()(cuts)
-app.command()(rules)
-app.command()(privacy)
-app.command(name="recipes")(recipes)
-app.command(name="reproduce")(reproduce_)
-app.command(name="results")(results_)
-app.add_typer(
-    data.app,
-    name="data",
-    help="Data sets: what there is, fetch one, verify the files.\n\nExample: undrift data get cifar10",
-)
-app.add_typer(
-    federation.app,
-    name="federation",
-    help="Real sites that keep their data, on Flower.\n\nExample: undrift federation init DIR --sites north,south",
 )
 
 
@@ -75,6 +39,8 @@ def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option(_DEBUG, help="Show where in the code an error happened.")] = False,
 ) -> None:
+    if "torch" in sys.modules:  # work is spread over processes; forked ones must not wait for threads they do not have
+        sys.modules["torch"].set_num_threads(1)
     if version:
         typer.echo(f"undrift {VERSION}")
         raise typer.Exit
@@ -82,7 +48,6 @@ def _options(
 
 def main() -> None:
     """Entry point: errors become one line on stderr and an exit code."""
-    torch.set_num_threads(1)  # work is spread over processes; forked ones must not wait for threads they do not have
     arguments = [word for word in sys.argv[1:] if word != _DEBUG]
     with warnings.catch_warnings():
         warnings.showwarning = _warn

@@ -28,12 +28,27 @@ def avoid_broken_amx() -> None:
 
 def announces_amx() -> bool:
     """Whether the system lists AMX among the processor's features."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return False
+    return platform.machine() == "x86_64" and "amx_tile" in (features() or ())
+
+
+def announces_bf16() -> bool:
+    """Whether the processor has instructions for bf16 that can be used; True where the system does not tell."""
+    found = features()
+    if found is None:
+        return True
+    return bool(found & {"avx512_bf16", "bf16"}) or ("amx_bf16" in found and describes_tiles())
+
+
+def features() -> frozenset[str] | None:
+    """What the system lists as the processor's features (Linux); None where it does not tell."""
+    if platform.system() != "Linux":
+        return None
     try:
-        return "amx_tile" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return False
+        return None
+    named = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return frozenset(named.partition(":")[2].split())
 
 
 def describes_tiles() -> bool:

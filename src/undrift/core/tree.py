@@ -44,11 +44,11 @@ def clone(tree: Tree) -> Tree:
 
 
 def copy_into(source: Tree, target: Tree) -> None:
-    """Copy a tree's tensors into those of another one that has at least its names."""
+    """Copy a tree's tensors into those of another one that has at least its names; what lies there already stays."""
     for name, value in source.items():
         if isinstance(value, dict):
             copy_into(value, target[name])
-        else:
+        elif value.device.type != "cpu" or value.data_ptr() != target[name].data_ptr():
             target[name].copy_(value)
 
 

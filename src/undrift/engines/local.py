@@ -1,8 +1,9 @@
 """Worker processes on this machine: forked, one thread each, messages in shared memory.
 
 The pool of data is inherited by the fork. The server model, messages and client memories lie in anonymous
-shared memory; pipes carry only small tuples. Outcomes are handed on in the order of the cohort, so
-sums, and with them all bits, do not depend on the number of workers. A worker that dies, or that is stopped or stuck
+shared memory; pipes carry only small tuples. Clients that take a few milliseconds are handed out several at a time, so
+that nobody waits for messages. Outcomes are handed on in the order of the cohort, so sums, and with them all bits, do
+not depend on the number of workers. A worker that dies, or that is stopped or stuck
 (it has work and computes nothing), is replaced and its tasks done again. Evaluation is cut into fixed chunks that fill
 the time in which workers would wait.
 """
@@ -10,27 +11,29 @@ the time in which workers would wait.
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
+import select
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from itertools import accumulate
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from typing import Any
 from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from undrift.core.numerics import settle
 from undrift.core.processes import die_with, processor_time
-from undrift.core.signals import impatient, leave_stopping_to_parent
-from undrift.core.tree import Packing, Tree, clone, copy_into, nbytes
-from undrift.core.trouble import describe
-from undrift.engines.serial import carried_out
-from undrift.engines.shared_memory import Slots, SlotTree, shared_memory
-from undrift.errors import RunError, UndriftError
+from undrift.core.signals import impatient
+from undrift.core.tree import Tree, clone, copy_into
+from undrift.engines.local_worker import Failure, Memory, serve
+from undrift.engines.shared_memory import SlotTree
+from undrift.errors import RunError
 from undrift.rounds.engine import Pending
 from undrift.rounds.evaluation import Scores, in_order, pieces
 from undrift.rounds.messages import Broadcast, ClientTask, Lost, Outcome
@@ -41,8 +44,10 @@ _AHEAD = 2
 """Tasks that wait in a worker's pipe, so that it never waits for the next one."""
 _UNATTENDED = 32
 """Chunks of an evaluation that a worker is given at once while the driver is busy."""
-_ROOM = 1 << 30
-"""Bytes of shared memory for what clients keep; the rest lies in the driver's own and is copied when needed."""
+_SHORT, _LONG = 0.010, 0.040
+"""Clients below so many seconds are handed out several at a time, but not more than so many seconds at once."""
+_FIRST = 0.75
+"""Of what is left to do, the share that is handed out next: the rest evens out who is slower."""
 _DEATHS = 20
 """More deaths of workers than this end the run."""
 _LOOK = 1.0
@@ -51,89 +56,25 @@ TIMEOUT = 300.0
 """Seconds after which a worker that has work and computes nothing is replaced."""
 
 
-class _Memory:
-    """The memory that driver and workers share, and how messages lie in it."""
-
-    def __init__(self, work: Work, worker: Worker, count: int) -> None:
-        x, buffers = worker.model.weights, worker.model.buffers
-        messages = worker.messages()
-        self.broadcast = _place(messages.down)
-        self.model = _place(Packing.of({"x": x, "buffers": buffers}))
-        up = messages.up
-        self.outcomes = [up.unpack(part) for part in shared_memory(count * up.size, up.dtype).view(count, -1)]
-        population, each = len(work.federation), nbytes(messages.kept.like)
-        most = population + min(work.plan.cohort or population, population)  # old states stay until a round has ended
-        room = min(_ROOM // each, most) if each else 0
-        self.reserve = 2 * count + 2  # of those under way: what they kept and what they keep now
-        self.states = Slots(messages.kept, self.reserve + (room and room + self.reserve))
-
-
-def _place(packing: Packing) -> Tree:
-    """A tree in shared memory."""
-    return packing.unpack(shared_memory(packing.size, packing.dtype))
-
-
-def _serve(pipe: Connection, work: Work, memory: _Memory) -> None:
-    """A worker's life: take a task, do it, say so."""
-    leave_stopping_to_parent()
-    settle()
-    worker = Worker(work)
-    parts = pieces(work)
-    loaded = -1
-    while True:
-        try:
-            task = pipe.recv()
-        except (EOFError, OSError):  # who gave the work is gone
-            return
-        try:
-            if task[0] == "client":
-                _, number, slot, old, new, round, lr, client = task
-                loaded = -1
-                answer = _client(worker, memory, slot, old, new, round, lr, client)
-            else:
-                _, number, evaluation, part = task
-                if loaded != evaluation:
-                    worker.model.load(memory.model["x"], memory.model["buffers"])
-                    loaded = evaluation
-                answer = worker.evaluate(parts[part]).plain()
-        except UndriftError as error:
-            answer = _Failure(str(error))
-        except Exception as error:
-            answer = _Failure(f"evaluation: {describe(error)}")
-        with contextlib.suppress(OSError):
-            pipe.send((number, answer, worker.clock.take()))
-
-
 @dataclass(frozen=True)
 class _Posted:
-    """A client under way: what it kept so far, and where it puts what it keeps now."""
+    """A client under way: where its outcome is put, what it kept so far, and where it puts what it keeps now."""
 
     client: int
-    old: SlotTree
-    new: SlotTree
+    slot: int
+    old: SlotTree | None
+    new: SlotTree | None
 
-
-@dataclass(frozen=True)
-class _Failure:
-    """An error inside a task, to be raised where the task's answer is taken."""
-
-    message: str
-
-
-def _client(worker: Worker, memory: _Memory, slot: int, old: int, new: int, round: int, lr: float, client: int) -> Any:
-    place = memory.outcomes[slot]
-    broadcast = Broadcast(round, lr, **memory.broadcast)
-    here = place["delta"] if isinstance(place["delta"], Tensor) else None
-    out = carried_out(worker, broadcast, ClientTask(client, memory.states.at(old)), here)
-    copy_into(out.besides(here), place)
-    copy_into(out.kept, memory.states.at(new))
-    return float(out.loss), out.visits, out.steps
+    def plain(self) -> tuple[int, int, int | None, int | None]:
+        """For the way to a worker."""
+        old, new = (None if tree is None else tree.number for tree in (self.old, self.new))
+        return self.client, self.slot, old, new
 
 
 class _Process:
     """One worker process and the tasks that it has been given."""
 
-    def __init__(self, work: Work, memory: _Memory, others: list[_Process]) -> None:
+    def __init__(self, work: Work, memory: Memory, others: list[_Process]) -> None:
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
         self.process: ForkProcess = context.Process(
@@ -146,12 +87,12 @@ class _Process:
         self._computed: int | None = None
         self._looked = time.monotonic()
 
-    def _begin(self, parent: int, theirs: Connection, work: Work, memory: _Memory, others: list[_Process]) -> None:
+    def _begin(self, parent: int, theirs: Connection, work: Work, memory: Memory, others: list[_Process]) -> None:
         die_with(parent)
         # A forked worker inherits the driver's ends of all pipes; while it holds them, nobody sees an end of file.
         for process in (self, *others):
             process.pipe.close()
-        _serve(theirs, work, memory)
+        serve(theirs, work, memory)
 
     def look(self) -> float:
         """For how long it has had work and computed nothing, as far as the system tells."""
@@ -179,47 +120,79 @@ class Local:
     def __init__(self, work: Work, worker: Worker, workers: int, timeout: float = TIMEOUT) -> None:
         self.work, self.timeout = work, timeout
         self.clock = worker.clock
-        self.slot_count = 4 * workers
-        self.memory = _Memory(work, worker, self.slot_count)
+        self.memory = Memory(work, worker, workers)
+        self.slots = len(self.memory.outcomes)
         self.processes: list[_Process] = []
+        self._answers = select.poll()
         for _ in range(workers):
-            self.processes.append(_Process(work, self.memory, self.processes))
+            self._start()
         self.deaths = 0
         self._tasks: dict[int, tuple[Any, ...]] = {}
-        self._posted: dict[int, _Posted] = {}
+        self._posted: dict[int, list[_Posted]] = {}
         self._done: dict[int, Any] = {}
         self._urgent: deque[int] = deque()
         self._spare: deque[int] = deque()
         self._number = 0
         self._evaluation = 0
+        self._seconds: float | None = None
+        """What a client takes."""
         self.parts = len(pieces(work))
 
     def clients(self, broadcast: Broadcast, tasks: Sequence[ClientTask]) -> Iterator[Outcome | Lost]:
         """Carry out a round's tasks on the workers; slots of shared memory are used again as outcomes are taken."""
         copy_into(broadcast.tree(), self.memory.broadcast)
         held = WeakValueDictionary[int, SlotTree]()
+        groups = self._groups(tasks)
         numbers: list[int] = []
-        for position, task in enumerate(tasks):
-            while len(numbers) < min(len(tasks), position + self.slot_count):
-                numbers.append(self._post(broadcast, tasks[len(numbers)], len(numbers) % self.slot_count, held))
-            loss, visits, steps = self._wait_for(numbers[position])
-            place = self.memory.outcomes[position % self.slot_count]
-            kept = self._posted.pop(numbers[position]).new
-            if position == len(tasks) - 1:
+        given = taken = 0
+        spent = 0.0
+        for position, group in enumerate(groups):
+            while len(numbers) < len(groups) and given + len(groups[len(numbers)]) <= taken + self.slots:
+                following = groups[len(numbers)]
+                numbers.append(self._post(broadcast, following, given, held))
+                given += len(following)
+            answers, seconds = self._wait_for(numbers[position])
+            spent += seconds
+            if position == len(groups) - 1:
                 self._hand_out_chunks()
-            yield Outcome(
-                task.client, place["delta"], place["buffers"], place["up"], self._room_for(kept), loss, visits, steps
-            )
+            for posted, answer in zip(self._posted.pop(numbers[position]), answers, strict=True):
+                yield self._outcome(posted, *answer)
+            taken += len(group)
+        self._seconds = spent / len(tasks)
 
-    def _post(self, broadcast: Broadcast, task: ClientTask, slot: int, held: WeakValueDictionary[int, SlotTree]) -> int:
-        states = self.memory.states
-        old = held.get(id(task.kept)) or states.hold(task.kept)  # clients that are new share one state
-        held[id(task.kept)], new = old, states.allocate()
-        number = self._new(("client", slot, old.number, new.number, broadcast.round, broadcast.lr, task.client))
-        self._posted[number] = _Posted(task.client, old, new)
+    def _groups(self, tasks: Sequence[ClientTask]) -> list[Sequence[ClientTask]]:
+        """Clients that are one task: one, or, where they are short, several neighbours."""
+        each, workers = self._seconds, len(self.processes)
+        if each is None or each > _SHORT:
+            return [tasks[position : position + 1] for position in range(len(tasks))]
+        plan, federation = self.work.plan, self.work.federation
+        steps = [plan.steps(federation.size(task.client)) for task in tasks]
+        most = min(math.ceil(_LONG / max(each, 1e-6)), self.slots // workers)
+        return [tasks[part] for part in shares(steps, workers, most)]
+
+    def _outcome(self, posted: _Posted, loss: float, visits: int, steps: int, finite: bool) -> Outcome:
+        place = self.memory.outcomes[posted.slot]
+        kept = self._room_for(posted.new) if posted.new is not None else self.memory.nothing or {}
+        return Outcome(posted.client, place["delta"], place["buffers"], place["up"], kept, loss, visits, steps, finite)
+
+    def _post(
+        self, broadcast: Broadcast, group: Sequence[ClientTask], first: int, held: WeakValueDictionary[int, SlotTree]
+    ) -> int:
+        """Hand a task out; the outcomes get slots from ``first`` on, round and round."""
+        posted = [self._place(task, (first + place) % self.slots, held) for place, task in enumerate(group)]
+        number = self._new(("clients", broadcast.round, broadcast.lr, [client.plain() for client in posted]))
+        self._posted[number] = posted
         self._urgent.append(number)
         self._feed()
         return number
+
+    def _place(self, task: ClientTask, slot: int, held: WeakValueDictionary[int, SlotTree]) -> _Posted:
+        states = self.memory.states
+        if self.memory.nothing is not None:
+            return _Posted(task.client, slot, None, None)
+        old = held.get(id(task.kept)) or states.hold(task.kept)  # clients that are new share one state
+        held[id(task.kept)] = old
+        return _Posted(task.client, slot, old, states.allocate())
 
     def _room_for(self, kept: SlotTree) -> Tree:
         """What a client keeps, out of shared memory where that is needed for the clients to come."""
@@ -274,15 +247,15 @@ class Local:
                 raise KeyboardInterrupt
             self._feed()
             with self.clock("waiting"):
-                ready = wait([process.pipe for process in self.processes], _LOOK)
+                ready = {descriptor for descriptor, _ in self._answers.poll(1000 * _LOOK)}
             if not ready:
                 self._look_after_workers()
             for process in list(self.processes):
-                if process.pipe in ready:
+                if process.pipe.fileno() in ready:
                     self._receive(process)
         self._tasks.pop(number)
         answer = self._done.pop(number)
-        if isinstance(answer, _Failure):
+        if isinstance(answer, Failure):
             raise RunError(answer.message)
         return answer
 
@@ -305,6 +278,7 @@ class Local:
 
     def _replace(self, dead: _Process) -> None:
         self.deaths += 1
+        self._answers.unregister(dead.pipe)
         dead.stop()
         if self.deaths > _DEATHS:
             raise RunError(
@@ -315,10 +289,34 @@ class Local:
         for number in reversed(dead.tasks):
             queue = self._urgent if number in self._posted else self._spare
             queue.appendleft(number)
+        self._start()
+
+    def _start(self) -> None:
         self.processes.append(_Process(self.work, self.memory, self.processes))
+        self._answers.register(self.processes[-1].pipe, select.POLLIN)
 
     def close(self) -> None:
         """End the workers."""
         for process in self.processes:
             process.stop(0.0 if process.tasks else 5.0)  # who still has work was given up
         self.processes.clear()
+
+
+def shares(steps: Sequence[int], workers: int, most: int) -> list[slice]:
+    """Neighbours in groups of not more than ``most``: large ones for all workers first, of as many steps each."""
+    done, found, start = [0, *accumulate(steps)], list[slice](), 0
+    while start < len(steps):
+        share = _FIRST * (done[-1] - done[start]) / workers
+        for _ in range(workers):
+            end = min(max(_nearest(done, done[start] + share), start + 1), start + most, len(steps))
+            if start < end:
+                found.append(slice(start, end))
+            start = end
+    return found
+
+
+def _nearest(ascending: Sequence[int], value: float) -> int:
+    """The position of the number that is nearest to ``value``."""
+    above = bisect_left(ascending, value)
+    nearer = above == len(ascending) or (above and value - ascending[above - 1] < ascending[above] - value)
+    return above - bool(nearer)

@@ -23,7 +23,7 @@ from undrift.experiment.callbacks import logs_of
 from undrift.experiment.config import Config
 from undrift.experiment.engines import device_for, engine_named
 from undrift.experiment.measures import chosen
-from undrift.experiment.run_folder import RunFolder
+from undrift.experiment.run_folder import RunFolder, stored_precision
 from undrift.rounds.engine import MakeEngine
 from undrift.rounds.loop import Progress, Result, Run
 from undrift.rounds.plan import Plan
@@ -276,13 +276,16 @@ def run_config(
     accept: Sequence[str] = (),
 ) -> Result:
     """Run a configuration; ``out`` gets the output folder. All input is checked before anything is written."""
+    if config.engine.precision == "auto" and out is not None:
+        config = config.with_(("engine.precision", stored_precision(out) or "auto"))
 
     def go(work: Work, make_engine: MakeEngine) -> Result:
         work = replace(work, profile=profile)
         measures = chosen(config.measure)
         for measure in measures:
             measure.begin(Worker(work))
-        folder = None if out is None else RunFolder(out, config.complete(), resume=resume, accept=accept)
+        used = config.with_(("engine.precision", work.plan.precision))
+        folder = None if out is None else RunFolder(out, used.complete(), resume=resume, accept=accept)
         return Run(
             work,
             make_engine,

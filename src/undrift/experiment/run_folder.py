@@ -194,6 +194,15 @@ def check_output(path: Path) -> None:
         raise ConfigError(f"output folder {path}: {above} cannot be written to")
 
 
+def stored_precision(path: Path) -> Any:
+    """The precision of the run that a folder holds: who asks for the faster one goes on with it. None: no run there."""
+    config = path / "config.toml"
+    stored = _stored(config) if config.exists() else {}
+    return next(
+        (stored[name]["precision"] for name in ("engine", "train") if "precision" in stored.get(name, {})), None
+    )
+
+
 def _refuse_other(path: Path, settings: Settings) -> None:
     def fixed(all_settings: Settings) -> dict[str, Any]:
         flat = dotted(all_settings)

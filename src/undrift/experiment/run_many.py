@@ -6,9 +6,10 @@ import multiprocessing
 import os
 import signal
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -22,6 +23,8 @@ from undrift.engines.auto import cores
 from undrift.errors import InputError, RunError, UndriftError
 from undrift.experiment.config import Config
 from undrift.experiment.from_config import data_of, run_config, work_of
+from undrift.experiment.run_folder import stored_precision
+from undrift.rounds.precision import SlowPrecisionWarning
 from undrift.rounds.progress import note_of
 
 
@@ -45,8 +48,11 @@ class Refusal(str):
 def check(runs: Sequence[Planned], loaded: dict[str, DataSet]) -> None:
     """Refuse wrong input before the first run starts; seeds change only draws, so one run of each setting will do."""
     settings = {repr(planned.config.with_(("seed", 0))): planned.config for planned in reversed(runs)}
-    for config in reversed(settings.values()):
-        work_of(config, _data(config, loaded))
+    with warnings.catch_warnings():
+        for config in reversed(settings.values()):
+            work_of(config, _data(config, loaded))
+            if config.engine.precision == "bf16":  # that it is slow here is said once
+                warnings.simplefilter("ignore", SlowPrecisionWarning)
 
 
 def run_many(
@@ -61,9 +67,9 @@ def run_many(
 
     Runs that need the same data set share one copy of it: it is loaded here and inherited by the forks.
     """
-    waiting, under_way = deque(runs), dict[Connection, tuple[Planned, ForkProcess]]()
-    failures: dict[str, str] = {}
     loaded = {} if loaded is None else loaded
+    waiting, under_way = deque(_computing_alike(runs, loaded)), dict[Connection, tuple[Planned, ForkProcess]]()
+    failures: dict[str, str] = {}
     done = 0
     try:
         with interruptible() as interrupted:  # asked for, not raised anywhere: a fork's hooks would swallow it
@@ -92,6 +98,25 @@ def run_many(
         for pipe in under_way:
             pipe.close()
     return failures
+
+
+def _computing_alike(runs: Sequence[Planned], loaded: dict[str, DataSet]) -> list[Planned]:
+    """The runs, those that leave the precision open with one and the same for each model: they are to be compared."""
+    open_ = {planned.name: _computed(planned.config) for planned in runs if planned.config.engine.precision == "auto"}
+    found = {open_[run.name]: used for run in runs if run.name in open_ and (used := stored_precision(run.out))}
+    for run in runs:
+        if run.name in open_ and open_[run.name] not in found:
+            found[open_[run.name]] = work_of(run.config, _data(run.config, loaded)).plan.precision
+    used = {name: found[kind] for name, kind in open_.items()}
+    return [
+        replace(run, config=run.config.with_(("engine.precision", used.get(run.name, run.config.engine.precision))))
+        for run in runs
+    ]
+
+
+def _computed(config: Config) -> str:
+    """What the time of a step depends on."""
+    return repr((config.data.name, config.model, config.train.batch_size))
 
 
 def _stop(processes: Sequence[ForkProcess]) -> None:
@@ -133,6 +158,7 @@ def _one(planned: Planned, data: DataSet, pipe: Connection, parent: int) -> None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle: it asks with SIGTERM
     for sign in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, signal.SIG_DFL)
+    warnings.simplefilter("ignore", SlowPrecisionWarning)  # said before the first run
     settle()  # a fork has none of its parent's threads; waiting for them would last for ever
     config = planned.config.with_(("engine.workers", 0))
     held = (planned.out / "config.toml").exists()

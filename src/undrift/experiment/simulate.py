@@ -18,7 +18,7 @@ from undrift.data.own import samples_of
 from undrift.data.samples import Collate
 from undrift.experiment.bar import Bar
 from undrift.experiment.engines import device_for, engine_named
-from undrift.experiment.run_folder import RunFolder
+from undrift.experiment.run_folder import RunFolder, stored_precision
 from undrift.rounds.engine import MakeEngine
 from undrift.rounds.loop import Callback, Measure, Progress, Result, Run
 from undrift.rounds.plan import Plan, Precision, Train, plan_of
@@ -115,7 +115,7 @@ def simulate(
         seed: fixes everything that is drawn.
         engine: ``"local"``, ``"ray"``, ``"package.module:name"``, or what makes an engine.
         workers: processes of the engine; 0: this one. Default: as many as pay off.
-        precision: ``"fp32"`` or ``"bf16"``.
+        precision: ``"fp32"``, ``"bf16"``, or ``"auto"``: the faster of the two (``summary["precision"]`` says which).
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` (``"cuda:1"``) or ``"mps"``.
         measures: measures of drift and the like (``undrift.measure``).
         callbacks: functions of every finished evaluation record; one that returns True ends the run there.
@@ -125,6 +125,8 @@ def simulate(
         accept: what may have changed since (``"data"``, ``"versions"``), although the result will be another one.
 
     """
+    if precision == "auto" and out is not None:
+        precision = stored_precision(Path(out)) or precision
     settings = {key: value for key, value in locals().items() if key in Plan.model_fields}
     plan = plan_of(settings | {"milestones": tuple(milestones)})
     federation = _federation(clients, server_data, test_data, client_test, collate, lazy, seed)

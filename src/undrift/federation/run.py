@@ -63,7 +63,7 @@ def over(
     settings = {key: value for key, value in config.complete().items() if key in _SENT}
     settings["model"].pop("init", None)
     settings["task"].pop("metrics", None)  # measured here
-    settings["engine"] = {"precision": config.engine.precision}
+    settings["engine"] = {"precision": work.plan.precision}
     settings["data"] = {"augment": config.data.augment}
     terms = Terms(
         census.run,

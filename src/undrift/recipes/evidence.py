@@ -254,7 +254,7 @@ def _made_with(done: Sequence[Planned]) -> dict[str, Any]:
     for run in done:
         for key, version in read_summary(run.out)["versions"].items():
             found.setdefault(key, set()).add(version)
-    precisions = sorted({run.config.engine.precision for run in done})
+    precisions = sorted({read_summary(run.out).get("precision", run.config.engine.precision) for run in done})
     return {
         "versions": {key: " and ".join(sorted(values)) for key, values in found.items()},
         "precision": " and ".join(precisions),

@@ -173,6 +173,8 @@ def same_run(run: Planned) -> None:
     """Refuse a folder that holds another run."""
     # Read as a configuration, so that keys that came later have their defaults.
     a, b = matters(read(run.out / "config.toml").complete()), matters(run.config.complete())
+    if b["engine.precision"] == "auto":  # what the run there found faster
+        b["engine.precision"] = a["engine.precision"]
     if b.pop("train.eval_every") % a["train.eval_every"] == 0:
         del a["train.eval_every"]
     if a != b:

@@ -52,8 +52,11 @@ class FullRounds:
         x, buffers = server.x[: len(self.worker.weights)], server.buffers[: len(self.worker.buffers)]
         cohort = self._cohort(round, x, buffers)
         broadcast = Broadcast(round, plan.rate(round), x, buffers, rule.down(server.state, round))
-        fresh = rule.init_client(x)
-        tasks = [ClientTask(client, self.states.get(client) or fresh) for client in cohort]
+        found = [self.states.get(client) for client in cohort]
+        fresh = rule.init_client(x) if None in found else {}  # shared by all that take part for the first time
+        tasks = [
+            ClientTask(client, fresh if kept is None else kept) for client, kept in zip(cohort, found, strict=True)
+        ]
         totals, lost = self._gather(broadcast, tasks)
         with self.worker.clock("aggregation"):
             new = self._server_round(broadcast, totals, server)
@@ -107,10 +110,10 @@ class FullRounds:
         if rule.encoders:
             assert self.messages is not None, "what is encoded has a known form"
             plain = rule.undone({"delta": out.delta, "up": out.up}, self.messages.forms)
-            out = replace(out, delta=plain["delta"], up=plain["up"])
+            out = replace(out, delta=plain["delta"], up=plain["up"], finite=None)
         if rule.receivers:
             counted = rule.receive({"delta": out.delta, "up": out.up})
-            out = replace(out, delta=counted["delta"], up=counted["up"])
+            out = replace(out, delta=counted["delta"], up=counted["up"], finite=None)
         return out
 
     def _nobody(self, broadcast: Broadcast, lost: list[Lost]) -> Totals:

@@ -318,6 +318,7 @@ class Loop:
         self.worker.model.load(self.server.x, self.server.buffers)
         summary = summarise(self.history, self.plan.targets, self.work.monitor)
         summary |= {"rounds": self.done, **self.bytes, "seconds": self.seconds, "versions": versions()}
+        summary["precision"] = self.plan.precision
         summary |= self.work.rule.facts()
         self._checkpoint(self.done)
         if self.folder:

@@ -5,7 +5,7 @@ Shared memory, Ray and Flower read the same description (``Messages``); both end
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -36,6 +36,10 @@ class ClientTask:
 
     client: int
     kept: Tree
+    send: Tree = field(default_factory=dict)
+    """Where an engine wants what the rule sends, if it has a place for that."""
+    keep: Tree = field(default_factory=dict)
+    """The same for what the client keeps from now on."""
 
 
 @dataclass
@@ -52,6 +56,8 @@ class Outcome:
     """Mean training loss over the samples visited: a number, or one that still lies on its device."""
     visits: int
     steps: int
+    finite: bool | None = None
+    """Whether loss and update are finite, where somebody has looked."""
 
     def tree(self) -> Tree:
         """What is sent, as one tree; what the client keeps is none of it."""

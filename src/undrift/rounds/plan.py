@@ -31,7 +31,7 @@ def fits_32_bits(value: float) -> float:
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 NotNegative = Annotated[float, Field(ge=0), AfterValidator(fits_32_bits)]
 Rate = Annotated[float, Field(gt=0), AfterValidator(fits_32_bits)]
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "auto"]
 
 
 class Section(BaseModel):

@@ -19,6 +19,7 @@ from undrift.data.federation import Federation
 from undrift.data.samples import Batch, Indices, Visit, labels_of
 from undrift.errors import ConfigError
 from undrift.rounds.plan import Plan
+from undrift.rounds.precision import decided
 from undrift.rounds.split.binding import bind_split
 from undrift.rounds.work import Work
 from undrift.rules.chain import Chain, chain
@@ -51,7 +52,8 @@ def prepare(
     whole = rule if isinstance(rule, Chain) else chain(rule)
     _check_settings(whole, federation, plan)
     work = bound(module, whole, federation, plan, loss, device, task=task, metrics=metrics)
-    work = replace(work, federation=whole.federate(work.federation, plan.seed))
+    plan = decided(plan, module, lambda: few_samples(work.federation, plan.seed), work.loss, device)
+    work = replace(work, plan=plan, federation=whole.federate(work.federation, plan.seed))
     _check_monitor(work)
     return work
 

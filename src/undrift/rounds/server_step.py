@@ -90,12 +90,13 @@ class Totals:
         self.visits += out.visits
         self.steps += out.steps
         self.clients += 1
-        if not (math.isfinite(float(out.loss)) and math.isfinite(float(out.delta.dot(out.delta)))):
+        if not (_finite(out) if out.finite is None else out.finite):
             self.diverged.append(out.client)
 
     def _sum(self, out: Outcome, weight: float) -> None:
         self.delta.add_(out.delta, alpha=weight)
-        self.buffers.add_(out.buffers, alpha=weight)
+        if len(self.buffers):
+            self.buffers.add_(out.buffers, alpha=weight)
         sent = flatten(out.up)
         for path, total in flatten(self.up).items():
             total.add_(sent[path], alpha=weight)
@@ -114,6 +115,10 @@ class Totals:
                 f"round {round}: the loss or the update of client{'s' * (len(self.diverged) > 1)} "
                 f"{', '.join(map(str, self.diverged))} is not finite; a smaller train.lr may help"
             )
+
+
+def _finite(out: Outcome) -> bool:
+    return math.isfinite(float(out.loss)) and math.isfinite(float(out.delta.dot(out.delta)))
 
 
 @dataclass(frozen=True)
@@ -195,7 +200,7 @@ class ServerStep:
         """The model after the server step, and the rule's new memory."""
         rule = self.work.rule
         step, state = rule.server(rule.mean(at.delta, at), at)
-        return at.x + at.server_lr * step, state
+        return at.x + (step if at.server_lr == 1.0 else at.server_lr * step), state
 
     def after(self, x: Tensor, at: ServerAt) -> Tensor:
         """The new server model; one that is not finite ends the run."""

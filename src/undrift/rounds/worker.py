@@ -23,6 +23,7 @@ from undrift.rounds.device import Place
 from undrift.rounds.evaluation import CHUNK, Piece, Score
 from undrift.rounds.features import BatchFeatures
 from undrift.rounds.messages import Broadcast, ClientTask, Messages, Outcome
+from undrift.rounds.precision import autocast
 from undrift.rounds.work import Work
 from undrift.rules.rule import ClientAt
 
@@ -105,6 +106,8 @@ class Worker:
             gradient or (lambda: self.full_gradient(broadcast.x, broadcast.buffers, index)),
             HookRandom(self.work.plan.seed, broadcast.round, task.client),
             own=self.own,
+            send=task.send,
+            keep=task.keep,
         )
         with self.clock("rule"):
             at.local = self.work.rule.start(at)
@@ -230,12 +233,11 @@ class Worker:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The precision that forward passes are made in."""
-        if self.work.plan.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(torch.device(self.work.device).type, dtype=torch.bfloat16)
+        return autocast(self.work.plan.precision, self.work.device)
 
 
 def _own(tree: Tree, delta: Tensor) -> Tree:
     """The tree without parts of ``delta``, whose place may be used again."""
-    place = delta.untyped_storage().data_ptr()
-    return clone(tree) if any(leaf.untyped_storage().data_ptr() == place for leaf in flatten(tree).values()) else tree
+    start, end = delta.data_ptr(), delta.data_ptr() + delta.nbytes
+    shared = any(leaf.numel() and start <= leaf.data_ptr() < end for leaf in flatten(tree).values())
+    return clone(tree) if shared else tree

@@ -117,8 +117,9 @@ class Chain(Rule):
     @staticmethod
     def client_view(link: Rule, at: ClientAt) -> ClientAt:
         """What a link is given at a client: its own messages, memory and random numbers only."""
-        own = replace(at.random, rule=link.name)
-        return replace(at, down=at.down[link.name], kept=at.kept[link.name], random=own)
+        name, own = link.name, replace(at.random, rule=link.name)
+        send, keep = at.send.get(name, {}), at.keep.get(name, {})
+        return replace(at, down=at.down[name], kept=at.kept[name], random=own, send=send, keep=keep)
 
     @staticmethod
     def server_view(link: Rule, at: ServerAt) -> ServerAt:

@@ -36,13 +36,13 @@ class FedDyn(Rule):
         return {"h": torch.zeros_like(x)}
 
     def start(self, at: ClientAt) -> Tree:
-        return {"constant": at.kept["h"] + self.alpha * at.x}
+        return {"constant": (self.alpha * at.x).add_(at.kept["h"])}
 
     def gradient(self, g: Tensor, y: Tensor, at: ClientAt) -> None:
         g.add_(y, alpha=self.alpha).sub_(at.local["constant"])
 
     def up(self, delta: Tensor, at: ClientAt) -> tuple[Tree, Tree]:
-        return {}, {"h": torch.sub(at.kept["h"], delta, alpha=self.alpha)}
+        return {}, {"h": torch.sub(at.kept["h"], delta, alpha=self.alpha, out=at.keep.get("h"))}
 
     def server(self, step: Tensor, at: ServerAt) -> tuple[Tensor, Tree]:
         h = at.state["h"] - self.alpha * at.share * at.delta

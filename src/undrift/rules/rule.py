@@ -147,6 +147,10 @@ class ClientAt:
     """What this rule's ``start`` returned."""
     own: Tree = field(default_factory=dict)
     """Layers that never leave this client, as they are in its model now (``layers``, ``buffers``)."""
+    send: Tree = field(default_factory=dict)
+    """Where what ``up`` sends may be put, by name, to be there without a copy; ``.get(name)`` may be None."""
+    keep: Tree = field(default_factory=dict)
+    """The same for what it keeps."""
     decoded: Callable[[Tree], Tree] = lambda sent: sent
     """In ``encode``: what the server makes of what the links before have encoded."""
 

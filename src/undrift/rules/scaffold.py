@@ -56,8 +56,8 @@ class Scaffold(Rule):
         if self.option == 1:
             c = at.full_gradient()
         else:
-            c = torch.sub(at.local["c_i - c"], delta, alpha=1 / (at.steps * at.lr))
-        return {"dc": c - at.kept["c"]}, {"c": c}
+            c = torch.sub(at.local["c_i - c"], delta, alpha=1 / (at.steps * at.lr), out=at.keep.get("c"))
+        return {"dc": torch.sub(c, at.kept["c"], out=at.send.get("dc"))}, {"c": c}
 
     def server(self, step: Tensor, at: ServerAt) -> tuple[Tensor, Tree]:
         return step, {"c": at.state["c"] + at.up["dc"]}

@@ -1,0 +1,92 @@
+"""The start of a program: nothing is imported before it is used, and everything is found when it is."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import undrift
+from undrift.cli.commands import COMMANDS
+
+HEAVY = ("torch", "sklearn", "scipy", "ray", "flwr", "matplotlib", "plotly", "pandas", "torchmetrics")
+FOR_SOME = tuple(name for name in HEAVY if name != "torch")
+
+
+def imported_by(program: str, names: tuple[str, ...]) -> list[str]:
+    """Which of these packages a program has imported when it has run, in a process of its own."""
+    ask = f"\nimport sys\nprint('imported:', *(name for name in {names} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program + ask], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1].split()[1:]
+
+
+def test_what_is_asked_about_can_be_seen() -> None:
+    assert imported_by("import torch", HEAVY) == ["torch"]
+
+
+def test_the_command_line_imports_nothing_heavy() -> None:
+    assert imported_by("import undrift.cli", HEAVY) == []
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], []])
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    start = f"import sys\nsys.argv = ['undrift', *{words}]\nfrom undrift.cli import main\n"
+    program = start + "try:\n main()\nexcept SystemExit: pass"
+    assert imported_by(program, HEAVY) == []
+
+
+@pytest.mark.parametrize("module", ["run", "compare", "demo", "diagnose"])
+def test_commands_import_only_what_all_runs_need(module: str) -> None:
+    assert imported_by(f"import undrift.cli.{module}", FOR_SOME) == []
+
+
+def test_simulate_imports_only_what_all_runs_need() -> None:
+    assert imported_by("from undrift import simulate, scaffold, fedpvr", FOR_SOME) == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_says_what_commands_say_of_themselves(name: str) -> None:
+    place, text = COMMANDS[name]
+    module, _, function = place.partition(":")
+    if function != "app":
+        found = getattr(importlib.import_module(f"undrift.cli.{module}"), function)
+        assert text == found.__doc__.splitlines()[0]
+
+
+def test_every_command_is_in_the_list() -> None:
+    folder = Path(importlib.import_module("undrift.cli").__file__ or "").parent
+    listed = {place.partition(":")[0] for place, _ in COMMANDS.values()}
+    shared = {"__init__", "__main__", "commands", "display", "options"}
+    assert {path.stem for path in folder.glob("*.py")} - shared == listed
+
+
+@pytest.mark.parametrize("name", undrift.__all__)
+def test_every_public_name_is_found(name: str) -> None:
+    assert getattr(undrift, name) is getattr(undrift, name)
+
+
+def test_public_names_are_what_type_checkers_see() -> None:
+    tree = ast.parse(Path(undrift.__file__ or "").read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = set[str]()
+    for node in block.body:
+        if isinstance(node, ast.ImportFrom):
+            seen |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            (target,) = node.targets
+            assert isinstance(target, ast.Name)
+            assert isinstance(node.value, ast.Name)
+            assert getattr(undrift, target.id) is getattr(undrift, node.value.id)
+            seen.add(target.id)
+    assert set(undrift.__all__) - {"__version__", "dsl"} <= seen
+    assert all(hasattr(undrift, name) for name in seen)
+
+
+def test_a_name_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'fedavgg'"):
+        _ = undrift.fedavgg

@@ -22,7 +22,7 @@ LAYERS = (
     ("engines", "measure"),
     ("experiment",),
     ("federation",),
-    ("recipes", "diagnose"),
+    ("recipes", "diagnose", "public"),
     ("report",),
     ("cli",),
 )

@@ -42,7 +42,15 @@ SAY = 1000
 """Attempts after which a sign of life is given."""
 LIMIT, PATIENCE = 20, 120
 """Seconds that one attempt may compute, and that it may wait for something else than a processor."""
-RUN = ["--set", "algorithm.name=scaffold", "--set", "engine.checkpoint_seconds=0.0", "--quiet"]
+RUN = [
+    "--set",
+    "train.batch_size=0",
+    "--set",
+    "algorithm.name=scaffold",
+    "--set",
+    "engine.checkpoint_seconds=0.0",
+    "--quiet",
+]
 
 
 def busy() -> float:
@@ -220,7 +228,7 @@ def truncations(campaign: Campaign, path: str, size: int) -> None:
 
 
 def _resumed(campaign: Campaign, what: str) -> None:
-    code, said = campaign.command("run", "c.toml", "--out", "cut", *RUN, "--set", "train.rounds=7", "--resume")
+    code, said = campaign.command("run", "c.toml", "--out", "cut", *RUN, "--set", "train.rounds=6", "--resume")
     if code == 0 and not same_run(Path("cut"), Path("done")):
         campaign.found(f"exit code 0 with other numbers: {what}")
     if code not in (0, 1, 2):
@@ -265,7 +273,7 @@ def prepare(place: Path) -> None:
     Path("c.toml").write_text(CONFIG)
     for out, last in (("done", 100), ("halted", 5)):
         with contextlib.redirect_stdout(io.StringIO()):
-            killed_after(last, "run", "c.toml", *RUN, "--set", "train.rounds=7", "--out", out)
+            killed_after(last, "run", "c.toml", *RUN, "--set", "train.rounds=6", "--out", out)
 
 
 def small_files() -> list[tuple[str, int]]:

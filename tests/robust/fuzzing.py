@@ -92,6 +92,12 @@ class Campaign:
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
 
+    def count(self, part: str) -> None:
+        """One more attempt."""
+        self.tried[part] += 1
+        if self.tried[part] % SAY == 0:
+            print(f"{part}: {self.tried[part]} tried, {len(self.findings)} findings so far", flush=True)
+
     def found(self, what: str) -> None:
         """Note a finding."""
         self.findings.append(what)
@@ -297,9 +303,7 @@ def carry_out(campaign: Campaign, part: str, count: int, seconds: float) -> None
     end = time.monotonic() + seconds
     while campaign.tried[part] < count and time.monotonic() < end:
         PARTS[part](campaign)
-        campaign.tried[part] += 1
-        if campaign.tried[part] % SAY == 0:
-            print(f"{part}: {campaign.tried[part]} tried, {len(campaign.findings)} findings so far", flush=True)
+        campaign.count(part)
 
 
 def _main() -> int:
@@ -321,7 +325,7 @@ def _main() -> int:
             if part == "truncations":
                 for path, length in small_files()[: options.count]:
                     truncations(campaign, path, length)
-                    campaign.tried[part] += 1
+                    campaign.count(part)
             else:
                 carry_out(campaign, part, options.count, options.seconds)
             print(f"{part}: {campaign.tried[part]} tried, {len(campaign.findings)} findings so far", flush=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from worlds import SITES, Nearby, federated, write_data
+from worlds import SITES, Nearby, federated, parts, write_data
 
 from undrift.errors import UndriftError
 from undrift.federation.engine import Answer, Flower
@@ -39,10 +39,9 @@ SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (-1,), (2**31,), (2**62,), (1, 
 
 def mutated(draw: random.Random, honest: RecordDict) -> RecordDict:
     """A message that somebody has been at, once or more."""
-    meta, vector = dict(honest["meta"]), honest.get("vector")
+    meta, array = parts(honest)
     records: dict[str, Any] = {"meta": meta}
-    if vector is not None:
-        array = vector["vector"]
+    if array is not None:
         records["vector"] = [array.dtype, tuple(array.shape), array.stype, bytearray(array.data)]
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         draw.choice((_value, _value, _field, _record, _bytes, _bytes, _array))(draw, records)

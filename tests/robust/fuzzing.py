@@ -42,7 +42,15 @@ SAY = 1000
 """Attempts after which a sign of life is given."""
 LIMIT, PATIENCE = 20, 120
 """Seconds that one attempt may compute, and that it may wait for something else than a processor."""
-RUN = ["--set", "algorithm.name=scaffold", "--set", "engine.checkpoint_seconds=0.0", "--quiet"]
+RUN = [
+    "--set",
+    "train.batch_size=0",
+    "--set",
+    "algorithm.name=scaffold",
+    "--set",
+    "engine.checkpoint_seconds=0.0",
+    "--quiet",
+]
 
 
 def busy() -> float:
@@ -83,6 +91,12 @@ class Campaign:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def count(self, part: str) -> None:
+        """One more attempt."""
+        self.tried[part] += 1
+        if self.tried[part] % SAY == 0:
+            print(f"{part}: {self.tried[part]} tried, {len(self.findings)} findings so far", flush=True)
 
     def found(self, what: str) -> None:
         """Note a finding."""
@@ -220,7 +234,7 @@ def truncations(campaign: Campaign, path: str, size: int) -> None:
 
 
 def _resumed(campaign: Campaign, what: str) -> None:
-    code, said = campaign.command("run", "c.toml", "--out", "cut", *RUN, "--set", "train.rounds=7", "--resume")
+    code, said = campaign.command("run", "c.toml", "--out", "cut", *RUN, "--set", "train.rounds=6", "--resume")
     if code == 0 and not same_run(Path("cut"), Path("done")):
         campaign.found(f"exit code 0 with other numbers: {what}")
     if code not in (0, 1, 2):
@@ -265,7 +279,7 @@ def prepare(place: Path) -> None:
     Path("c.toml").write_text(CONFIG)
     for out, last in (("done", 100), ("halted", 5)):
         with contextlib.redirect_stdout(io.StringIO()):
-            killed_after(last, "run", "c.toml", *RUN, "--set", "train.rounds=7", "--out", out)
+            killed_after(last, "run", "c.toml", *RUN, "--set", "train.rounds=6", "--out", out)
 
 
 def small_files() -> list[tuple[str, int]]:
@@ -289,9 +303,7 @@ def carry_out(campaign: Campaign, part: str, count: int, seconds: float) -> None
     end = time.monotonic() + seconds
     while campaign.tried[part] < count and time.monotonic() < end:
         PARTS[part](campaign)
-        campaign.tried[part] += 1
-        if campaign.tried[part] % SAY == 0:
-            print(f"{part}: {campaign.tried[part]} tried, {len(campaign.findings)} findings so far", flush=True)
+        campaign.count(part)
 
 
 def _main() -> int:
@@ -313,7 +325,7 @@ def _main() -> int:
             if part == "truncations":
                 for path, length in small_files()[: options.count]:
                     truncations(campaign, path, length)
-                    campaign.tried[part] += 1
+                    campaign.count(part)
             else:
                 carry_out(campaign, part, options.count, options.seconds)
             print(f"{part}: {campaign.tried[part]} tried, {len(campaign.findings)} findings so far", flush=True)

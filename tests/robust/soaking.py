@@ -166,6 +166,7 @@ def _main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else Ray's workers wait for everybody else
     here = Path(tempfile.mkdtemp(prefix="undrift-soak-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     os.chdir(here)
     try:

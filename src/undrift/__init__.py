@@ -4,12 +4,12 @@ Drift controls that compose: every algorithm is FedAvg plus rules, joined with `
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import typing
 
 from undrift.core.processor import avoid_broken_amx as _avoid_broken_amx
 from undrift.core.version import VERSION
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from undrift.public import *  # noqa: F403
     from undrift.public import __all__ as __all__
 
@@ -18,7 +18,7 @@ __version__ = VERSION
 _avoid_broken_amx()  # before anything computes with PyTorch
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> typing.Any:
     """What the package offers (``undrift.public``), imported when it is first asked for: PyTorch takes a second."""
     public = importlib.import_module("undrift.public")
     if name in globals():  # a package that was imported on the way

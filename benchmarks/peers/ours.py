@@ -13,6 +13,11 @@ from undrift.data.samples import InMemory
 from undrift.rules import RULES
 
 
+def _server_data(work: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = common.data(work, "test")
+    return x[: work["server_samples"]].clone(), y[: work["server_samples"]].clone()
+
+
 def main() -> None:
     work = common.spec()
     x, y = common.data(work, "train")
@@ -29,6 +34,7 @@ def main() -> None:
     result = undrift.simulate(
         module, federation(InMemory(x, y), parts), RULES[work["algorithm"]](),
         test_data=common.data(work, "test") if work["eval_every"] else None,
+        server_data=_server_data(work) if work["algorithm"] == "fsl" else None,
         rounds=work["rounds"], cohort=work["cohort"], batch_size=work["batch"], lr=work["lr"],
         eval_every=work["eval_every"] or work["rounds"], seed=work["seed"], workers=work["workers"],
         precision=work["precision"], progress=lambda round, *_: clock.at(round),

@@ -15,7 +15,7 @@ CNN: Spec = {"model": "cnn-cifar", "shape": [3, 32, 32], "classes": 10, "set": "
 ROWS: Spec = {"model": "mlp", "shape": [784], "classes": 47, "set": "rows", "samples": 50_000, "lr": 0.1}
 DEFAULTS: Spec = {
     "algorithm": "fedavg", "users": 1000, "per_user": 50, "cohort": 10, "batch": 10, "eval_every": 0, "test": 10_000,
-    "seed": 0, "precision": "fp32", "workers": None, "threads": 1, "processes": 1,
+    "seed": 0, "precision": "fp32", "workers": None, "threads": 1, "processes": 1, "server_samples": 200,
 }  # fmt: skip
 
 
@@ -134,12 +134,38 @@ E = Work(
         Bar("at most 10 % slower than the hand-written loop in 2 processes", ("ours",), ("loop-2",), 1 / 1.1),
     ),
 )  # fmt: skip
+RULES = ("scaffold", "fedpvr", "feddyn", "fsl")
+R = Work(
+    "r", "the work of (a) under other algorithms, each beside a hand-written loop of the same algorithm", CNN,
+    (
+        OURS,
+        *(
+            made
+            for name in RULES
+            for made in (
+                system(f"ours-{name}", "ours", f"undrift, {name}", algorithm=name),
+                system(f"loop-{name}", "loop_rules", f"hand-written {name} loop", algorithm=name, processes=CORES),
+            )
+        ),
+        system("ours-fedadc", "ours", "undrift, fedadc", algorithm="fedadc"),
+    ), 20, 10,
+    (
+        *(
+            Bar(f"{name} costs at most 10 % more than FedAvg", (f"ours-{name}",), ("ours",), 1 / 1.1)
+            for name in ("scaffold", "fedpvr", "fedadc", "feddyn")
+        ),
+        *(
+            Bar(f"{name}: at most 5 % above its hand-written loop", (f"ours-{name}",), (f"loop-{name}",), 1 / 1.05)
+            for name in RULES
+        ),
+    ),
+)  # fmt: skip
 GROWTH = Work(
     "growth", "undrift's time a round and memory as one quantity grows, the rest as in (a)", CNN,
     (
         *(
-            system(f"population-{n}", "ours", f"population {n:,}", users=n, quick=n in (100, 100_000))
-            for n in (100, 1_000, 10_000, 100_000)
+            system(f"population-{n}", "ours", f"population {n:,}", users=n, quick=n in (100, 1_000_000))
+            for n in (100, 1_000, 10_000, 100_000, 1_000_000)
         ),
         *(system(f"cohort-{n}", "ours", f"cohort {n}", cohort=n) for n in (1, 10, 100)),
         *(
@@ -151,7 +177,7 @@ GROWTH = Work(
         ),
     ), 20, 8,
     (
-        Bar("population 100,000 within 10 % of 100", ("population-100000",), ("population-100",), 1 / 1.1),
+        Bar("population 1,000,000 within 10 % of 100", ("population-1000000",), ("population-100",), 1 / 1.1),
     ),
 )  # fmt: skip
-WORKS = {work.key: work for work in (A, B, C, D, E, GROWTH)}
+WORKS = {work.key: work for work in (A, B, C, D, E, R, GROWTH)}

@@ -29,7 +29,7 @@ from undrift.cli import main
 from undrift.core.files import read_lines
 from undrift.core.tree import Tree, copy_into, flatten
 from undrift.data.federation import from_clients
-from undrift.engines import local
+from undrift.engines import local_worker
 from undrift.engines.auto import engine_for
 from undrift.errors import ConfigError
 from undrift.experiment.config import read
@@ -344,7 +344,7 @@ def test_a_killed_worker_is_replaced_and_the_bits_stay(
 ) -> None:
     quiet = facts(simulated(rule))
     killer = Killer(tmp_path, os.getpid())
-    monkeypatch.setattr(local, "copy_into", killer.answer)
+    monkeypatch.setattr(local_worker, "copy_into", killer.answer)
     shaken = simulated(rule + killer, workers=workers)
     assert len(list(tmp_path.iterdir())) == ROUNDS - 1
     assert {**facts(shaken), "summary": 0} == {**quiet, "summary": 0}
@@ -353,7 +353,7 @@ def test_a_killed_worker_is_replaced_and_the_bits_stay(
 @pytest.mark.parametrize("room", [0, 1 << 30])
 def test_client_memories_in_shared_memory_and_out_of_it(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where shared memory has no room for what clients keep, it is copied: the same bits."""
-    monkeypatch.setattr(local, "_ROOM", room)
+    monkeypatch.setattr(local_worker, "_ROOM", room)
     rule = ud.scaffold() + ud.fedprox(0.1)
     assert facts(simulated(rule, workers=2)) == facts(simulated(rule))
 

@@ -13,12 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+import undrift.data.federation as federations
 from undrift.core.files import read_lines, write_atomic, write_json
 from undrift.core.schedule import Schedule
 from undrift.core.streams import stream, torch_seed
 from undrift.core.tree import Packing, clone, flatten, nbytes, unflatten
 from undrift.core.vector import FlatModel, merge
-from undrift.data.federation import federation, from_clients
+from undrift.data.federation import Federation, federation, from_clients
 from undrift.data.samples import InMemory
 from undrift.errors import ConfigError, DataError, RunError
 from undrift.experiment.run_folder import RunFolder
@@ -459,3 +460,15 @@ def test_every_random_stream_has_a_number_of_its_own() -> None:
     sources = Path(streams.__file__).parents[1].rglob("*.py")
     drawn = [path for path in sources if "default_rng(" in path.read_text() and path.name != "standin.py"]
     assert not drawn, f"random numbers outside the table of streams: {drawn}"
+
+
+def test_many_rows_are_kept_small_and_mean_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = InMemory(torch.zeros(300, 2), torch.zeros(300, dtype=torch.int64))
+    rows, offsets = np.random.default_rng(0).integers(0, 300, 50), np.arange(0, 51, 10)
+    plain = Federation(pool, rows, offsets)
+    monkeypatch.setattr(federations, "_MANY", 16)
+    small = Federation(pool, rows, offsets)
+    assert (plain.indices.dtype.name, small.indices.dtype.name) == ("int64", "uint16")
+    assert all(np.array_equal(plain.rows(client), small.rows(client)) for client in range(5))
+    assert small.rows(3).dtype == np.int64
+    assert b"".join(plain.described()) == b"".join(small.described()) == rows.tobytes() + offsets.tobytes()

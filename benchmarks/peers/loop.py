@@ -37,7 +37,7 @@ class Trainer:
         with torch.no_grad():
             torch._foreach_copy_(self.parameters, self.views(weights))
 
-    def clients(self, users: list[int], weights: torch.Tensor, total: torch.Tensor) -> None:
+    def clients(self, users: list[int], weights: torch.Tensor, total: torch.Tensor, number: int = 0) -> None:
         """Train these clients, one after the other; ``total`` becomes the sum of their models."""
         total.zero_()
         batch, lr = self.work["batch"], self.work["lr"]
@@ -55,6 +55,9 @@ class Trainer:
                     torch._foreach_add_(self.parameters, [p.grad for p in self.parameters], alpha=-lr)
             with torch.no_grad():
                 torch._foreach_add_(pieces, self.parameters)
+
+    def after(self, before: torch.Tensor, weights: torch.Tensor, cohort: int) -> None:
+        """Nothing comes after the mean of the models."""
 
     def evaluate(self, share: int, of: int, weights: torch.Tensor) -> tuple[float, int]:
         """Do one process's part of the evaluation."""
@@ -93,19 +96,19 @@ def serve(pipe, trainer: Trainer, number: int, processes: int, weights: torch.Te
         if task == "evaluate":
             pipe.send(trainer.evaluate(number, processes, weights))
         else:
-            trainer.clients(task, weights, total)
+            trainer.clients(task, weights, total, number)
             pipe.send(None)
 
 
-def main() -> None:
+def main(kind: type[Trainer] = Trainer) -> None:
     work = common.spec()
     torch.set_num_threads(1)
     x, y = common.data(work, "train")
-    test = common.data(work, "test") if work["eval_every"] else None
+    test = common.data(work, "test") if work["eval_every"] or work["algorithm"] == "fsl" else None
     if x.dim() == 4:
         x = x.contiguous(memory_format=torch.channels_last)
         test = test and (test[0].contiguous(memory_format=torch.channels_last), test[1])
-    trainer = Trainer(work, x, y, test)
+    trainer = kind(work, x, y, test)
     processes = work["processes"]
     weights = torch.zeros(sum(trainer.sizes)).share_memory_()
     with torch.no_grad():
@@ -130,7 +133,9 @@ def main() -> None:
                 pipe.recv()
         else:
             trainer.clients(cohort, weights, totals[0])
+        before = weights.clone() if kind is not Trainer else weights
         torch.div(sum(totals), len(cohort), out=weights)
+        trainer.after(before, weights, len(cohort))
         if work["eval_every"] and round % work["eval_every"] == 0:
             for pipe in pipes:
                 pipe.send("evaluate")

@@ -11,6 +11,7 @@ import pytest
 
 import undrift
 from undrift.cli.commands import COMMANDS
+from undrift.data.loading import _digits
 
 HEAVY = ("torch", "sklearn", "scipy", "ray", "flwr", "matplotlib", "plotly", "pandas", "torchmetrics")
 FOR_SOME = tuple(name for name in HEAVY if name != "torch")
@@ -72,3 +73,17 @@ def test_every_public_name_is_found(name: str) -> None:
 def test_a_name_that_does_not_exist_is_refused() -> None:
     with pytest.raises(AttributeError, match="no attribute 'fedavgg'"):
         _ = undrift.fedavgg
+
+
+def test_digits_are_read_without_importing_scikit_learn() -> None:
+    program = "from pathlib import Path\nfrom undrift.data.loading import _digits\n_digits(Path())"
+    assert imported_by(program, FOR_SOME) == []
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    bunch = pytest.importorskip("sklearn.datasets").load_digits()
+    raw = _digits(Path())
+    found = {(image.tobytes(), int(label)) for image, label in zip(raw.x_train, raw.y_train, strict=True)}
+    found |= {(image.tobytes(), int(label)) for image, label in zip(raw.x_test, raw.y_test, strict=True)}
+    images = bunch.images.astype("uint8")
+    assert found == {(image.tobytes(), int(label)) for image, label in zip(images, bunch.target, strict=True)}

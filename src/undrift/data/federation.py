@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from undrift.data.samples import Collate, InMemory, Samples, labels_of
 from undrift.errors import DataError
 
 Indices = NDArray[np.int64]
+_MANY = 1 << 22
+"""Rows above this number are kept in the smallest type that holds them."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,10 @@ class Federation:
     central: bool = False
     """All data in one place: nothing is sent."""
 
+    def __post_init__(self) -> None:
+        if len(self.indices) > _MANY and self.indices.dtype == np.int64:  # a million clients' rows take the most room
+            object.__setattr__(self, "indices", self.indices.astype(np.min_scalar_type(self.indices.max())))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -51,13 +57,19 @@ class Federation:
 
     def rows(self, client: int) -> Indices:
         """The rows of the pool that a client trains on."""
-        own = self.indices[self.offsets[client] : self.offsets[client + 1]]
+        own = self.indices[self.offsets[client] : self.offsets[client + 1]].astype(np.int64, copy=False)
         if self.extra is None:
             return own
         if self.extra_size == len(self.extra):
             return np.concatenate([own, self.extra])
         drawn = stream(self.extra_seed, "share", client).choice(self.extra, self.extra_size, replace=False)
         return np.concatenate([own, drawn])
+
+    def described(self) -> Iterator[bytes]:
+        """Who has which rows, as bytes that do not depend on how the numbers are kept."""
+        for start in range(0, len(self.indices), _MANY):
+            yield self.indices[start : start + _MANY].astype(np.int64, copy=False).tobytes()
+        yield self.offsets.tobytes()
 
     @property
     def shared_bytes(self) -> int:

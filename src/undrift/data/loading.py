@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +190,13 @@ def _limited(data: DataSet, limit: int | None, seed: int) -> DataSet:
 
 def _digits(root: Path) -> Raw:
     """The 8x8 digits that come with scikit-learn; every fifth sample of a class is for testing."""
-    from sklearn.datasets import load_digits  # a slow import, needed here alone
-
-    bunch = load_digits()
-    x, y = bunch.images.astype(np.uint8)[..., None], bunch.target.astype(np.int64)
+    found = find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise DataError("data.name = 'digits' needs scikit-learn: pip install scikit-learn")
+    # Read as a file: importing scikit-learn takes longer than the first rounds of training.
+    with gzip.open(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        table = np.array([line.split(",") for line in file], dtype=np.float64).astype(np.int64)
+    x, y = table[:, :-1].reshape(-1, 8, 8, 1).astype(np.uint8), table[:, -1]
     rank = np.empty(len(y), np.int64)
     for label in range(10):
         rank[y == label] = np.arange(np.count_nonzero(y == label))

@@ -1,4 +1,7 @@
-"""Many independent runs, spread over the cores: one process for each run that is under way."""
+"""Many independent runs, spread over the cores: one process for each run that is under way.
+
+Where no other run is left to fill a core, the last one gets worker processes of its own.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,10 @@ _PATIENCE = 10.0
 """Seconds in which a run that is asked to end may finish its round and save it."""
 
 
+_SOON = 0.3
+"""A run with a smaller share of its rounds left ends soon."""
+
+
 class Refusal(str):
     """The message of a run whose input is wrong."""
 
@@ -69,20 +76,22 @@ def run_many(
     """
     loaded = {} if loaded is None else loaded
     waiting, under_way = deque(_computing_alike(runs, loaded)), dict[Connection, tuple[Planned, ForkProcess]]()
+    left: dict[Connection, float] = {}
     failures: dict[str, str] = {}
-    done = 0
+    done, jobs = 0, jobs or cores()
     try:
         with interruptible() as interrupted:  # asked for, not raised anywhere: a fork's hooks would swallow it
             while waiting or under_way:
-                while waiting and len(under_way) < (jobs or cores()) and not until():
+                while waiting and len(under_way) < jobs and not until():
                     planned = waiting.popleft()
-                    under_way |= [_start(planned, _data(planned.config, loaded))]
+                    workers = workers_for(jobs, len(waiting), [left.get(pipe, 1.0) for pipe in under_way])
+                    under_way |= [_start(planned, _data(planned.config, loaded), workers)]
                 if not under_way:
                     break
                 for pipe in wait(list(under_way), timeout=0.5):
                     assert isinstance(pipe, Connection)
                     planned, process = under_way[pipe]
-                    kind, text = _receive(pipe)
+                    kind, text, left[pipe] = _receive(pipe)
                     if kind != "round":
                         under_way.pop(pipe)
                         process.join()
@@ -119,6 +128,14 @@ def _computed(config: Config) -> str:
     return repr((config.data.name, config.model, config.train.batch_size))
 
 
+def workers_for(jobs: int, waiting: int, left: Sequence[float]) -> int:
+    """Worker processes for a run that starts while others have these shares of their rounds left; 0: none.
+
+    Only a run that will soon be alone gets any: while others need the cores, they would only take turns.
+    """
+    return jobs if jobs > 1 and not waiting and all(share < _SOON for share in left) else 0
+
+
 def _stop(processes: Sequence[ForkProcess]) -> None:
     """Ask runs to save what they have and to end; those that cannot for a while are ended."""
     for process in processes:
@@ -144,47 +161,48 @@ def _data(config: Config, loaded: dict[str, DataSet]) -> DataSet:
     return loaded[key]
 
 
-def _start(planned: Planned, data: DataSet) -> tuple[Connection, tuple[Planned, ForkProcess]]:
+def _start(planned: Planned, data: DataSet, workers: int) -> tuple[Connection, tuple[Planned, ForkProcess]]:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_one, args=(planned, data, theirs, os.getpid()), daemon=True)
+    # A daemon of Python's may have no processes of its own; that ours end with us is seen to in another way.
+    process = context.Process(target=_one, args=(planned, data, theirs, os.getpid(), workers), daemon=not workers)
     process.start()
     theirs.close()
     return ours, (planned, process)
 
 
-def _one(planned: Planned, data: DataSet, pipe: Connection, parent: int) -> None:
+def _one(planned: Planned, data: DataSet, pipe: Connection, parent: int, workers: int) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle: it asks with SIGTERM
     for sign in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, signal.SIG_DFL)
     warnings.simplefilter("ignore", SlowPrecisionWarning)  # said before the first run
     settle()  # a fork has none of its parent's threads; waiting for them would last for ever
-    config = planned.config.with_(("engine.workers", 0))
+    config = planned.config.with_(("engine.workers", workers))
     held = (planned.out / "config.toml").exists()
 
     def tell(round: int, rounds: int, record: dict[str, Any] | None) -> None:
-        pipe.send(("round", f"round {round}/{rounds}  {note_of(record)}"))
+        pipe.send(("round", f"round {round}/{rounds}  {note_of(record)}", 1 - round / max(1, rounds)))
 
     try:
         run_config(config, planned.out, resume=held, data=data, progress=tell)
-        pipe.send(("done", "done"))
+        pipe.send(("done", "done", 0.0))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except InputError as error:
-        pipe.send(("refused", str(error)))
+        pipe.send(("refused", str(error), 0.0))
     except UndriftError as error:
-        pipe.send(("failed", str(error)))
+        pipe.send(("failed", str(error), 0.0))
     except Exception as error:
-        pipe.send(("failed", f"{type(error).__name__}: {error}"))
+        pipe.send(("failed", f"{type(error).__name__}: {error}", 0.0))
 
 
-def _receive(pipe: Connection) -> tuple[str, str]:
+def _receive(pipe: Connection) -> tuple[str, str, float]:
     try:
-        kind, text = pipe.recv()
-        return kind, text
+        kind, text, left = pipe.recv()
+        return kind, text, left
     except EOFError:
-        return "failed", "the process ended without a word"
+        return "failed", "the process ended without a word", 0.0
 
 
 def raise_first(failures: dict[str, str]) -> None:

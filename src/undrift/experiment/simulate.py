@@ -165,7 +165,8 @@ def _described(work: Work, rule: Rule) -> dict[str, Any]:
     digest = hashlib.blake2b(digest_size=16)
     for tensor in work.module.state_dict().values():
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    digest.update(work.federation.indices.tobytes() + work.federation.offsets.tobytes())
+    for part in work.federation.described():
+        digest.update(part)
     digest.update(work.federation.pool.fingerprint().encode())
     loss = f"{work.loss.__module__}.{getattr(work.loss, '__qualname__', type(work.loss).__qualname__)}"
     train = {key: value for key, value in dict(work.plan).items() if value is not None}

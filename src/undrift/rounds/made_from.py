@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -29,9 +29,9 @@ def made_from(work: Work) -> dict[str, str]:
     }
     kind = f"{work.loss.__module__}.{getattr(work.loss, '__qualname__', type(work.loss).__qualname__)}"
     return {name: "none" if data is None else data.fingerprint() for name, data in samples.items()} | {
-        "partition": _digest(federation.indices.tobytes(), federation.offsets.tobytes()),
+        "partition": _digest(federation.described()),
         "loss": f"{work.task.name}, {kind}",
-        "starting model": _digest(*(_bytes(tensor) for tensor in work.module.state_dict().values())),
+        "starting model": _digest(_bytes(tensor) for tensor in work.module.state_dict().values()),
         "undrift": VERSION,
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -48,7 +48,7 @@ def difference(before: Mapping[str, str], now: Mapping[str, str], kind: str) -> 
     return ""
 
 
-def _digest(*parts: bytes) -> str:
+def _digest(parts: Iterable[bytes]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part)

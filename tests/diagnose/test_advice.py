@@ -19,8 +19,7 @@ from undrift.diagnose import Findings, advise, probe
 from undrift.diagnose.advice import Candidate, drifting_layers
 from undrift.diagnose.costs import bytes_of, configured
 from undrift.diagnose.plan import dealt_at_random, plan_probe
-from undrift.diagnose.race import Standing, cost, heats, race, racers, ranked, rounds_for
-from undrift.experiment.config import Config, parse, read
+from undrift.experiment.config import parse, read
 from undrift.experiment.from_config import data_of, parts_of, run_config, work_of
 
 Settings = dict[str, Any]
@@ -186,7 +185,7 @@ def test_the_command_writes_a_page_and_a_configuration_that_runs(
 ) -> None:
     settings = digits("classes", classes=2)
     settings["train"] = settings["train"] | {"rounds": 4}
-    out = CliRunner().invoke(app, ["diagnose", str(written(settings)), "--out", str(tmp_path / "out")])
+    out = CliRunner().invoke(app, ["diagnose", str(written(settings)), "--probe", "--out", str(tmp_path / "out")])
     assert out.exit_code == 0, out.output
     assert "The probe makes 3 rounds of FedAvg" in out.stderr
     assert "Recommended:" in out.stdout
@@ -202,45 +201,8 @@ def test_the_command_writes_a_page_and_a_configuration_that_runs(
 
 def test_the_command_as_json_prints_nothing_else(written: Callable[[Settings], Path], tmp_path: Path) -> None:
     settings = without_server(digits("iid"))
-    out = CliRunner().invoke(app, ["diagnose", str(written(settings)), "--out", str(tmp_path / "out"), "--json", "-q"])
+    quick = ["--probe", "--json", "-q"]
+    out = CliRunner().invoke(app, ["diagnose", str(written(settings)), "--out", str(tmp_path / "out"), *quick])
     assert json.loads(out.stdout)["recommended"][0]["name"] == "fedavg"
     again = CliRunner().invoke(app, ["diagnose", str(written(settings)), "--out", str(tmp_path / "out")])
     assert isinstance(again.exception, ud.ConfigError)
-
-
-def test_heats_and_budget() -> None:
-    assert heats(8, 40) == [(8, 10), (4, 20), (2, 40)]
-    assert cost(8, 40) == 80 + 80 + 80 + 40
-    assert rounds_for(280, 8) == 40
-    with pytest.raises(ud.ConfigError, match="needs at least"):
-        rounds_for(3, 8)
-
-
-def test_a_fedavg_that_was_let_into_the_last_heat_keeps_its_place_unless_it_wins() -> None:
-    config = parse(digits("iid"))
-    first, second, plain = racers(config, [Candidate("fsl"), Candidate("scaffold")], [1.0])
-
-    def order(reached: float) -> list[str]:
-        guest = Standing(plain, 8, reached, 0.0, earned=(2, 0.1))
-        rest = [Standing(second, 4, 0.5, 0.0, earned=(4, 0.5)), Standing(first, 8, 0.7, 0.0, earned=(8, 0.7))]
-        return [standing.racer.candidate.name for standing in ranked([guest, *rest])]
-
-    assert order(0.6) == ["fsl", "scaffold", "fedavg"]
-    assert order(0.8) == ["fedavg", "fsl", "scaffold"]
-
-
-def race_of(config: Config, out: Path) -> dict[str, float]:
-    """Test accuracy of the winner and of FedAvg after the same number of rounds."""
-    advice = advise(probe(work_of(config.with_(("algorithm", {"name": "fedavg"})))))
-    standings = race(racers(config, advice.ranked, [1.0]), 12, out)
-    plain = next(s for s in standings if s.racer.candidate.name == "fedavg")
-    assert plain.rounds == standings[0].rounds == 12
-    return {"winner": standings[0].test, "fedavg": plain.test}
-
-
-def test_the_winner_of_a_race_beats_fedavg_over_three_seeds(tmp_path: Path) -> None:
-    settings = digits("classes", classes=1)
-    settings["train"] = settings["train"] | {"rounds": 12, "cohort": 5}
-    results = [race_of(parse(settings | {"seed": seed}), tmp_path / str(seed)) for seed in range(3)]
-    for one in results:
-        assert one["winner"] > one["fedavg"] + 0.05

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from dataclasses import dataclass
 
@@ -75,10 +76,10 @@ class ProbePlan:
         )
 
 
-def plan_probe(work: Work) -> ProbePlan:
-    """Fit the probe to the federation and the model."""
+def plan_probe(work: Work, most: float = math.inf) -> ProbePlan:
+    """Fit the probe to the federation and the model; ``most``: samples for training and as many for gradients."""
     federation, plan = work.federation, work.plan
-    affordable = max(FEWEST, int(min(SAMPLES, FLOPS / (BACKWARD * forward_flops(work)))))
+    affordable = max(FEWEST, int(min(SAMPLES, FLOPS / (BACKWARD * forward_flops(work)), most)))
     cohort = min(COHORT, len(federation))
     usual = max(plan.steps(int(n)) for n in federation.sizes)
     own = plan.batch_size or int(federation.sizes.max())

@@ -22,6 +22,7 @@ from undrift.engines.auto import cores
 from undrift.errors import InputError, RunError, UndriftError
 from undrift.experiment.config import Config
 from undrift.experiment.from_config import data_of, run_config, work_of
+from undrift.rounds.loop import Progress
 from undrift.rounds.progress import note_of
 
 
@@ -36,6 +37,10 @@ class Planned:
 
 _PATIENCE = 10.0
 """Seconds in which a run that is asked to end may finish its round and save it."""
+
+
+CarryOut = Callable[[Planned, DataSet, Progress], object]
+"""Makes or finishes one run, in a process of its own."""
 
 
 class Refusal(str):
@@ -56,10 +61,12 @@ def run_many(
     watch: Callable[[int, str, str], None] | None = None,
     until: Callable[[], bool] = lambda: False,
     loaded: dict[str, DataSet] | None = None,
+    carry_out: CarryOut | None = None,
 ) -> dict[str, str]:
     """Make (or finish) all runs; returns the failures, name -> message. No new run starts once ``until()`` is true.
 
     Runs that need the same data set share one copy of it: it is loaded here and inherited by the forks.
+    ``carry_out``: what makes a run, where it is not its configuration alone.
     """
     waiting, under_way = deque(runs), dict[Connection, tuple[Planned, ForkProcess]]()
     failures: dict[str, str] = {}
@@ -70,7 +77,7 @@ def run_many(
             while waiting or under_way:
                 while waiting and len(under_way) < (jobs or cores()) and not until():
                     planned = waiting.popleft()
-                    under_way |= [_start(planned, _data(planned.config, loaded))]
+                    under_way |= [_start(planned, _data(planned.config, loaded), carry_out or _run)]
                 if not under_way:
                     break
                 for pipe in wait(list(under_way), timeout=0.5):
@@ -105,43 +112,52 @@ def _stop(processes: Sequence[ForkProcess]) -> None:
         process.join()
 
 
-def _data(config: Config, loaded: dict[str, DataSet]) -> DataSet:
-    key = repr(
+def data_key(config: Config) -> str:
+    """What tells data sets apart: all that they are loaded by."""
+    return repr(
         (
-            config.data,
+            config.data.model_copy(update={"validation": 0.0}),
             config.partition_seed if config.data.limit or config.data.name == "synthetic" else 0,
             config.partition.clients if config.data.name == "synthetic" else 0,
         )
     )
+
+
+def _data(config: Config, loaded: dict[str, DataSet]) -> DataSet:
+    key = data_key(config)
     if key not in loaded:
         loaded.clear()
         loaded[key] = data_of(config)
     return loaded[key]
 
 
-def _start(planned: Planned, data: DataSet) -> tuple[Connection, tuple[Planned, ForkProcess]]:
+def _start(planned: Planned, data: DataSet, carry_out: CarryOut) -> tuple[Connection, tuple[Planned, ForkProcess]]:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_one, args=(planned, data, theirs, os.getpid()), daemon=True)
+    process = context.Process(target=_one, args=(planned, data, theirs, os.getpid(), carry_out), daemon=True)
     process.start()
     theirs.close()
     return ours, (planned, process)
 
 
-def _one(planned: Planned, data: DataSet, pipe: Connection, parent: int) -> None:
+def _run(planned: Planned, data: DataSet, progress: Progress) -> None:
+    held = (planned.out / "config.toml").exists()
+    config = planned.config.with_(("engine.workers", 0))
+    run_config(config, planned.out, resume=held, data=data, progress=progress)
+
+
+def _one(planned: Planned, data: DataSet, pipe: Connection, parent: int, carry_out: CarryOut) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle: it asks with SIGTERM
     for sign in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, signal.SIG_DFL)
     settle()  # a fork has none of its parent's threads; waiting for them would last for ever
-    config = planned.config.with_(("engine.workers", 0))
-    held = (planned.out / "config.toml").exists()
 
     def tell(round: int, rounds: int, record: dict[str, Any] | None) -> None:
         pipe.send(("round", f"round {round}/{rounds}  {note_of(record)}"))
 
     try:
-        run_config(config, planned.out, resume=held, data=data, progress=tell)
+        carry_out(planned, data, tell)
         pipe.send(("done", "done"))
     except KeyboardInterrupt:
         raise SystemExit(130) from None

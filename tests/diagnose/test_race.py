@@ -20,7 +20,7 @@ from undrift.diagnose.costs import Bytes
 from undrift.diagnose.plan import forward_flops, plan_probe
 from undrift.diagnose.probe import Findings, Point, ServerData
 from undrift.diagnose.race import FIRST, Heat, Outcome, Racer, Standing, cost, heats, latest, planned, sizes
-from undrift.diagnose.track import go_on, track_of
+from undrift.diagnose.track import go_on, share_of, track_of
 from undrift.experiment.config import parse
 from undrift.experiment.from_config import data_of, run_config, work_of
 from undrift.experiment.run_many import Planned
@@ -158,6 +158,14 @@ def test_a_candidate_goes_on_as_if_it_had_never_stopped(schedule: str, tmp_path:
         r["train_loss"] for r in read_lines(tmp_path / "whole" / "metrics.jsonl")
     ]
     assert "test_accuracy" not in read_lines(tmp_path / "whole" / "metrics.jsonl")[-1]
+
+
+def test_how_much_is_held_out() -> None:
+    assert share_of(100_000, 1000) == 0.05
+    assert share_of(10_000, 100) == 0.1
+    assert share_of(1000, 100) == 0.2
+    assert round(6 * share_of(60_000, 6)) == 1
+    assert share_of(80, 2) == 0.2  # one of two would be half of all data
 
 
 def test_what_the_server_has_does_not_judge() -> None:

@@ -51,9 +51,17 @@ class Track:
         return 0 if self.federation.validation is None else len(self.federation.validation)
 
 
+def share_of(samples: int, typical: float) -> float:
+    """The share that every client holds out; a typical client at least one sample, if that is not too much."""
+    share = min(max(ENOUGH / max(samples, 1), SHARES[0]), SHARES[1])
+    one = 0.51 / typical  # what is rounded to one
+    return one if share < one <= SHARES[1] else share
+
+
 def track_of(config: Config, data: DataSet) -> Track:
     """The federation with validation data held out."""
-    share = config.data.validation or min(max(ENOUGH / max(len(data.train), 1), SHARES[0]), SHARES[1])
+    sizes = federation_of(config, data).sizes
+    share = config.data.validation or share_of(int(sizes.sum()), float(np.median(sizes)))
     config = config.with_(("data.validation", share), ("train.eval_every", 1), ("train.patience", None))
     federation = federation_of(config, data)
     validation = unseen(federation.validation, federation.server)

@@ -68,8 +68,8 @@ def _race(race: list[dict[str, Any]]) -> Html:
 
 def _raced(one: dict[str, Any]) -> list[object]:
     value, error, hope = one.get("validation"), one.get("standard_error"), one.get("expected") or {}
-    ends = [hope.get(key) for key in ("value", "low", "high")]
-    told = "–" if None in ends else "{:.3f} ({:.3f} to {:.3f})".format(*ends)
+    ends = [f"{hope[key]:.3f}" for key in ("value", "low", "high") if hope.get(key) is not None]
+    told = f"{ends[0]} ({ends[1]} to {ends[2]})" if len(ends) == 3 else "–"
     numbers = ["–" if number is None else f"{number:.4f}" for number in (value, error)]
     return [one.get("label"), f"{one.get('lr'):g}", one.get("rounds"), *numbers, told, one.get("predicted_place")]
 

@@ -48,6 +48,6 @@ def _figure(lines: list[Raced], found: dict[str, Any]) -> Figure:
         )
     axes.set(xlabel="round", ylabel=f"{found.get('metric', '')} on validation data")
     axes.set_xlim(left=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     legend_below(figure, axes, columns=3)
     return figure

@@ -1,6 +1,6 @@
 """How good is the advice? Every candidate in full against what ``undrift diagnose`` recommends, on many federations.
 
-    python benchmarks/advice/run.py --part held-out --out build/advice        # about an hour on one core; resumable
+    python benchmarks/advice/judge.py --part held-out --out build/advice        # about an hour on one core; resumable
     python benchmarks/advice/table.py --out build/advice                      # writes benchmarks/advice/README.md
 
 The advice sees seed 0 of the training; all runs that it is judged by have other seeds. Costs are seconds of processor
@@ -15,6 +15,7 @@ import resource
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,33 +26,27 @@ from federations import HELD_OUT, TUNED, config_of
 from undrift.core.files import write_json
 from undrift.data import DataSet
 from undrift.diagnose import whole
-from undrift.diagnose.candidates import HIGH_BETA, chains
+from undrift.diagnose.candidates import BETA, HIGH_BETA, chains
 from undrift.errors import UndriftError
 from undrift.experiment.config import Config, read
 from undrift.experiment.from_config import data_of, run_config
 
-MODES = {"probe": whole.Asked(race=False), "default": whole.Asked(), "race": whole.Asked(long=True)}
+MODES = {"default": whole.Asked(), "probe": whole.Asked(race=False), "race": whole.Asked(long=True)}
 LAST = 3
 """Evaluations at the end whose mean is a run's score: a single one depends on who was drawn last."""
 Algorithm = dict[str, Any]
 
 
 def candidates(config: Config) -> dict[str, Algorithm]:
-    """All that is tried: fedprox and slowmo alone and (slowmo) with server learning, all else in all chains."""
-    names = [name for name in chains() if name in ("fedprox", "slowmo", "slowmo+fsl") or not _beaten(name)]
-    tried = {name: _algorithm(name, 0.7) for name in names}
-    tried |= {f"{name} (beta {HIGH_BETA})": _algorithm(name, HIGH_BETA) for name in ("fedadc", "fedadc+fsl")}
+    """All that is tried: every chain of the first family, but none with fedprox or slowmo (see the tuned half)."""
+    names = [name for name in chains() if not {"fedprox", "slowmo"} & set(name.split("+"))]
+    tried = {name: _algorithm(name, BETA) for name in names}
+    tried |= {f"{name} (beta {HIGH_BETA:g})": _algorithm(name, HIGH_BETA) for name in ("fedadc", "fedadc+fsl")}
     return {label: one for label, one in tried.items() if config.server_data or "fsl" not in one["name"].split("+")}
 
 
-def _beaten(name: str) -> bool:
-    return bool({"fedprox", "slowmo"} & set(name.split("+")))
-
-
 def _algorithm(name: str, beta: float) -> Algorithm:
-    parts = name.split("+")
-    momentum = {part: {"beta": beta} for part in ("fedadc", "slowmo") if part in parts}
-    return {"name": name, **momentum, **({"fedprox": {"mu": 0.1}} if "fedprox" in parts else {})}
+    return {"name": name, **({"fedadc": {"beta": beta}} if "fedadc" in name.split("+") else {})}
 
 
 def processor_seconds() -> float:
@@ -98,24 +93,19 @@ def advice(config: Config, data: DataSet, mode: str, out: Path) -> dict[str, Any
     return {"algorithm": best.algorithm, "lr": best.train.lr, "rounds": rounds, "configured": config.train.rounds}
 
 
-def run(name: str, seeds: list[int], out: Path, what: str) -> None:
+def run(name: str, seeds: list[int], out: Path, modes: list[str]) -> None:
     """All of one federation that is asked for and has not been done."""
     config, place = config_of(name, out / "data"), out / name
     data = data_of(config)
-    if what in ("all", "candidates"):
+    for mode in modes:
+        told = kept(place / f"advice-{mode}.json", partial(advice, config, data, mode, place))
         for seed in seeds:
-            for label, algorithm in candidates(config).items():
-                one = config.with_(("algorithm", algorithm), ("seed", seed))
-                kept(place / f"full-{label}-seed{seed}.json", lambda one=one: score(one, data))  # type: ignore[misc]
-    if what in ("all", "advice"):
-        for mode in MODES:
-            told = kept(place / f"advice-{mode}.json", lambda mode=mode: advice(config, data, mode, place))  # type: ignore[misc]
-            for seed in seeds:
-                changes = [("algorithm", told["algorithm"]), ("train.lr", told["lr"]), ("seed", seed)]
-                kept(
-                    place / f"recommended-{mode}-seed{seed}.json",
-                    lambda changes=changes: score(config.with_(*changes), data),  # type: ignore[misc]
-                )
+            one = config.with_(("algorithm", told["algorithm"]), ("train.lr", told["lr"]), ("seed", seed))
+            kept(place / f"recommended-{mode}-seed{seed}.json", partial(score, one, data))
+    for seed in seeds:
+        for label, algorithm in candidates(config).items():
+            one = config.with_(("algorithm", algorithm), ("seed", seed))
+            kept(place / f"full-{label}-seed{seed}.json", partial(score, one, data))
 
 
 def main() -> None:
@@ -123,13 +113,13 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--part", choices=("tuned", "held-out"), default="held-out")
     words.add_argument("--only", help="names of federations, joined by commas")
-    words.add_argument("--what", choices=("all", "candidates", "advice"), default="all")
+    words.add_argument("--modes", default="default,probe,race", help="of these, joined by commas")
     words.add_argument("--seeds", default="1", help="seeds of the training that runs are judged by, joined by commas")
     words.add_argument("--out", type=Path, default=Path("build/advice"))
     asked = words.parse_args()
     names = asked.only.split(",") if asked.only else (TUNED if asked.part == "tuned" else HELD_OUT)
     for name in names:
-        run(name, [int(seed) for seed in asked.seeds.split(",")], asked.out, asked.what)
+        run(name, [int(seed) for seed in asked.seeds.split(",")], asked.out, asked.modes.split(","))
 
 
 if __name__ == "__main__":

@@ -32,10 +32,10 @@ python benchmarks/advice/table.py --out build/advice
 ```
 
 The federations and their settings stand in `federations.py`. Thresholds and first values were tuned on those that are
-not among the held-out ones. *Regret*: points of test accuracy behind the best of all tried (every chain at the configured
-rate, and the recommended configuration itself). Runs have seed 1, the advice saw seed 0; a run's score is the mean of
-its last three evaluations. *Cost*: seconds of processor time, as a share of those of all candidates in full; *runs*:
-in runs of a candidate in full; both without loading data.
+not among the held-out ones. *Regret*: points of test accuracy behind the best of all tried (every chain at the
+configured rate, and the recommended configuration itself). Runs have seed 1, the advice saw seed 0; a run's score is
+the mean of its last three evaluations. *Cost*: seconds of processor time, as a share of those of all candidates in
+full; *runs*: in runs of a candidate in full; both without loading data.
 """
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+import torch
 from typer.testing import CliRunner
 
 import undrift as ud
@@ -18,7 +19,7 @@ from undrift.data import server_indices
 from undrift.diagnose import Findings, advise, probe
 from undrift.diagnose.advice import Candidate, drifting_layers
 from undrift.diagnose.costs import bytes_of, configured
-from undrift.diagnose.plan import dealt_at_random, plan_probe
+from undrift.diagnose.plan import dealt_at_random, forward_flops, plan_probe
 from undrift.experiment.config import parse, read
 from undrift.experiment.from_config import data_of, parts_of, run_config, work_of
 
@@ -145,6 +146,23 @@ def test_the_probe_is_repeatable_and_bounded() -> None:
     plan = plan_probe(work_of(parse(settings)))
     assert plan.passes < 200_000
     assert str(plan.rounds) in plan.describe()
+
+
+@pytest.mark.parametrize(
+    "model", [{"name": "mlp", "hidden": [16]}, {"name": "resnet8", "width": 0.25, "norm": "group"}]
+)
+def test_arithmetic_is_counted_as_by_torch(model: Settings, tmp_path: Path) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((40, 3, 16, 16)).astype(np.float32), np.arange(40) % 4
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    data = {"name": "npz", "path": str(tmp_path / "data.npz")}
+    work = work_of(parse({"data": data, "partition": {"clients": 4}, "model": model}))
+    work.module.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        work.module(torch.from_numpy(x[:1]))
+    assert forward_flops(work) == counter.get_total_flops() > 0
 
 
 def test_samples_dealt_at_random_stay_the_same_samples() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import tomli_w
 
 from undrift.core.files import read_object, write_atomic, write_json
+from undrift.core.numerics import settled
 from undrift.data import DataSet
 from undrift.diagnose.advice import Candidate, advise
 from undrift.diagnose.answer import expected, instead, ordered
@@ -67,8 +68,9 @@ def prepare(
     check_output(out)
     _check_folder(config, out, asked, resume)
     data = data_of(config) if data is None else data
-    work = work_of(config.with_(("algorithm", {"name": BASELINE})), data)
-    plan = plan_probe(work, probe_samples(work)) if asked.race and not asked.long else plan_probe(work)
+    with settled():
+        work = work_of(config.with_(("algorithm", {"name": BASELINE})), data)
+        plan = plan_probe(work, probe_samples(work)) if asked.race and not asked.long else plan_probe(work)
     return Prepared(config, data, work, plan, asked)
 
 
@@ -105,6 +107,11 @@ def diagnose(
     """Probe the federation, race the candidates, and draw the conclusions."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / ASKED, _asked(ready.config, ready.asked))
+    with settled():
+        return _diagnose(ready, out, say, watching)
+
+
+def _diagnose(ready: Prepared, out: Path, say: Say, watching: Watching) -> Diagnosis:
     found = probe(ready.work, ready.plan, say)
     advice = advise(found)
     names = [*(one.name for one in advice.ranked), BASELINE]

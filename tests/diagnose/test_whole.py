@@ -45,6 +45,13 @@ def diagnose(tmp_path: Path) -> Diagnose:
     return run
 
 
+def made(settings: Settings, out: Path, budget: int | None = None, *, resume: bool = False, **options: Any) -> str:
+    """A diagnosis without the command around it (and without pictures); the page."""
+    config = parse(settings)
+    ready = whole.prepare(config, out, whole.Asked(budget=budget, **options), resume=resume)
+    return whole.write(config, whole.diagnose(ready, out), out)
+
+
 def told(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "diagnosis.json").read_text())
     return found
@@ -74,36 +81,43 @@ def test_the_race_is_the_default_and_all_of_it_is_told(diagnose: Diagnose, tmp_p
     assert run_config(recommended, None).summary["final_accuracy"] > 0.5
 
 
-def without_words_of_time(found: dict[str, Any]) -> str:
-    return json.dumps({key: value for key, value in found.items() if key not in ("seconds",)}, sort_keys=True)
+def test_without_drift_there_is_still_a_race(tmp_path: Path) -> None:
+    alike = digits(partition={"scheme": "iid", "clients": 5}, train=digits()["train"] | {"rounds": 12})
+    del alike["server_data"]
+    made(alike, tmp_path / "out", 60)
+    found = told(tmp_path / "out")
+    assert found["findings"]["excess"] < 0.5
+    assert found["recommended"][0]["name"] != "fedavg"  # short runs gain from momentum
+    assert found["verdict"].startswith("The clients' data are alike: no drift to correct, but ")
+    labels = [(one["name"], one["variant"]) for one in found["recommended"]]
+    assert len(set(labels)) == len(labels)
 
 
-def test_the_answer_depends_neither_on_workers_nor_on_the_day(diagnose: Diagnose, tmp_path: Path) -> None:
+def test_the_answer_depends_neither_on_workers_nor_on_the_day(tmp_path: Path) -> None:
     for name, workers in (("a", 0), ("b", 2), ("c", 0)):
-        assert diagnose(digits(engine={"workers": workers}), name, "--budget", "30").exit_code == 0
-    first, *others = (without_words_of_time(told(tmp_path / name)) for name in "abc")
+        made(digits(engine={"workers": workers}), tmp_path / name, 30)
+    first, *others = (told(tmp_path / name) for name in "abc")
     assert others == [first, first]
 
 
 def test_an_interrupted_diagnosis_goes_on_and_gives_the_same_answer(
-    diagnose: Diagnose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert diagnose(digits(), "whole", "--budget", "30").exit_code == 0
-
     def killed(track: Any, field: Any, plan: Any, *rest: Any) -> Any:
         race(track, field, plan[:1], *rest)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(whole, "race", killed)
-        assert diagnose(digits(), "cut", "--budget", "30").exit_code != 0
+    made(digits(), tmp_path / "whole", 30)
+    monkeypatch.setattr(whole, "race", killed)
+    with pytest.raises(KeyboardInterrupt):
+        made(digits(), tmp_path / "cut", 30)
+    monkeypatch.undo()
     assert not (tmp_path / "cut" / "diagnosis.json").exists()
-    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cut" / "race").glob("*/config.toml")}
-    assert made
-    again = diagnose(digits(), "cut", "--budget", "30", "--resume")
-    assert again.exit_code == 0, again.output
+    begun = {path: path.stat().st_mtime_ns for path in (tmp_path / "cut" / "race").glob("*/config.toml")}
+    assert begun
+    made(digits(), tmp_path / "cut", 30, resume=True)
     assert told(tmp_path / "cut") == told(tmp_path / "whole")
-    assert all(path.stat().st_mtime_ns == when for path, when in made.items())
+    assert all(path.stat().st_mtime_ns == when for path, when in begun.items())
 
 
 def test_another_diagnosis_is_not_gone_on_with(diagnose: Diagnose, tmp_path: Path) -> None:
@@ -130,8 +144,8 @@ def test_options_that_contradict_each_other(words: list[str], said: str, diagnos
     assert said in str(diagnose(digits(), "out", *words).exception)
 
 
-def test_rates_that_are_asked_for_are_tried(diagnose: Diagnose, tmp_path: Path) -> None:
-    assert diagnose(digits(), "out", "--budget", "30", "--rates", "0.5,1,4").exit_code == 0
+def test_rates_that_are_asked_for_are_tried(tmp_path: Path) -> None:
+    made(digits(), tmp_path / "out", 30, rates=(0.5, 1.0, 4.0))
     assert {one["lr"] for one in told(tmp_path / "out")["race"]} == {0.025, 0.05, 0.2}
 
 
@@ -153,37 +167,32 @@ def npz(folder: Path, clients: list[int], *, classes: int = 3, seed: int = 0, re
     }
 
 
-def test_two_clients(diagnose: Diagnose, tmp_path: Path) -> None:
-    out = diagnose(npz(tmp_path, [60, 60]), "out", "--budget", "20")
-    assert out.exit_code == 0, out.output
+def test_two_clients(tmp_path: Path) -> None:
+    made(npz(tmp_path, [60, 60]), tmp_path / "out", 20)
     assert told(tmp_path / "out")["race"]
 
 
-def test_a_client_with_one_sample(diagnose: Diagnose, tmp_path: Path) -> None:
-    out = diagnose(npz(tmp_path, [1, 40, 80, 30, 1]), "out", "--budget", "20")
-    assert out.exit_code == 0, out.output
+def test_a_client_with_one_sample(tmp_path: Path) -> None:
+    made(npz(tmp_path, [1, 40, 80, 30, 1]), tmp_path / "out", 20)
     assert told(tmp_path / "out")["race"][0]["validation"] > 0.4
 
 
-def test_clients_too_small_to_hold_anything_out_get_the_probe_s_answer(diagnose: Diagnose, tmp_path: Path) -> None:
-    out = diagnose(npz(tmp_path, [2] * 40), "out")
-    assert out.exit_code == 0, out.output
-    assert "Not raced: no client has enough samples" in out.stdout
+def test_clients_too_small_to_hold_anything_out_get_the_probe_s_answer(tmp_path: Path) -> None:
+    page = made(npz(tmp_path, [2] * 40), tmp_path / "out")
+    assert "Not raced: no client has enough samples" in page
     assert told(tmp_path / "out")["recommended"]
 
 
-def test_ten_thousand_clients(diagnose: Diagnose, tmp_path: Path) -> None:
-    out = diagnose(npz(tmp_path, [6] * 10_000), "out", "--budget", "20")
-    assert out.exit_code == 0, out.output
+def test_ten_thousand_clients(tmp_path: Path) -> None:
+    made(npz(tmp_path, [6] * 10_000), tmp_path / "out", 20)
     found = told(tmp_path / "out")
     assert "stale or hardly used" in found["left_out"]["scaffold"]
     assert not any({"scaffold", "feddyn"} & set(one["algorithm"].split("+")) for one in found["race"])
 
 
-def test_regression_looks_at_the_loss(diagnose: Diagnose, tmp_path: Path) -> None:
+def test_regression_looks_at_the_loss(tmp_path: Path) -> None:
     settings = npz(tmp_path, [40] * 6, classes=1, regression=True) | {"task": {"name": "regression", "monitor": "loss"}}
-    out = diagnose(settings, "out", "--budget", "24")
-    assert out.exit_code == 0, out.output
+    made(settings, tmp_path / "out", 24)
     found = told(tmp_path / "out")
     assert (found["metric"], found["less_is_better"]) == ("loss", True)
     last = max(one["rounds"] for one in found["race"])
@@ -194,7 +203,7 @@ def test_regression_looks_at_the_loss(diagnose: Diagnose, tmp_path: Path) -> Non
     )
 
 
-def test_one_class_a_client_and_misleading_server_data(diagnose: Diagnose, tmp_path: Path) -> None:
+def test_one_class_a_client_and_misleading_server_data(tmp_path: Path) -> None:
     config = parse(digits())
     data = data_of(config)
     rng = np.random.default_rng(0)
@@ -204,14 +213,12 @@ def test_one_class_a_client_and_misleading_server_data(diagnose: Diagnose, tmp_p
         partition={"scheme": "classes", "clients": 10, "classes": 1},
         server_data={"source": "file", "path": str(tmp_path / "server.npz")},
     )
-    out = diagnose(settings, "out", "--budget", "40")
-    assert out.exit_code == 0, out.output
+    made(settings, tmp_path / "out", 40)
     found = told(tmp_path / "out")
     assert "fsl" not in found["race"][0]["algorithm"]
     assert found["race"][0]["algorithm"] != "fedavg"
 
 
-def test_a_run_too_short_to_race(diagnose: Diagnose, tmp_path: Path) -> None:
-    out = diagnose(digits(train=digits()["train"] | {"rounds": 1}), "out", "--budget", "3")
-    assert out.exit_code == 0, out.output
-    assert "too few for a race" in out.stdout
+def test_a_run_too_short_to_race(tmp_path: Path) -> None:
+    page = made(digits(train=digits()["train"] | {"rounds": 1}), tmp_path / "out", 3)
+    assert "too few for a race" in page

@@ -79,7 +79,8 @@ def ordered(outcome: Outcome, costs: dict[str, Bytes]) -> list[Standing]:
 
 def instead(standings: Sequence[Standing], costs: dict[str, Bytes]) -> list[Instead]:
     """For each thing that the best candidate needs: the best of the others that does without."""
-    best, *others = standings
+    best = standings[0]
+    others = [one for one in standings if one.racer.candidate.label != best.racer.candidate.label]
     name = best.racer.candidate.name
     found = dict[str, list[str]]()
     wishes: list[tuple[str, Callable[[str], bool]]] = [

@@ -12,20 +12,21 @@ import tomli_w
 from undrift.core.files import read_object, write_atomic, write_json
 from undrift.core.numerics import settled
 from undrift.data import DataSet
-from undrift.diagnose.advice import Candidate, advise
+from undrift.diagnose.advice import MILD, Candidate, advise
 from undrift.diagnose.answer import expected, instead, ordered
 from undrift.diagnose.budget import LONG, RUNS, Budget, budget_of, probe_samples
 from undrift.diagnose.candidates import BASELINE, Field, field_of, takes_larger_steps
 from undrift.diagnose.costs import Bytes, bytes_of, configured, split_fit
 from undrift.diagnose.plan import ProbePlan, plan_probe
 from undrift.diagnose.probe import Findings, probe
-from undrift.diagnose.race import Heat, Outcome, Racer, cost, planned, race, race_rates, racer_of, shifted
+from undrift.diagnose.race import Heat, Outcome, Racer, Standing, cost, planned, race, race_rates, racer_of, shifted
 from undrift.diagnose.report import Diagnosis, Raced, page
 from undrift.diagnose.track import Track, Watch, track_of
 from undrift.errors import ConfigError
 from undrift.experiment.config import Config
 from undrift.experiment.from_config import data_of, work_of
 from undrift.experiment.run_folder import check_output, dotted
+from undrift.rounds.progress import Monitor
 from undrift.rounds.work import Work
 
 Say = Callable[[str], None]
@@ -189,21 +190,29 @@ def with_race(ready: Prepared, told: Diagnosis, field: Field, outcome: Outcome) 
         instead(standings, costs),
     )
     reasons = {one.name: one.reason for one in told.advice.ranked}
-    ranked = [_with_reason(one.racer.candidate, raced, place, reasons) for place, one in enumerate(standings[:3])]
-    against = {what: why for what, why in told.advice.against.items() if not _refuted(what, standings)}
-    return replace(told, advice=replace(told.advice, ranked=ranked, against=against), costs=costs, raced=raced)
+    first = {one.racer.candidate.label: one for one in reversed(standings)}  # each candidate at its best rate
+    leaders = sorted(first.values(), key=standings.index)[:3]
+    ranked = [_with_reason(one, outcome.monitor, reasons) for one in leaders]
+    winner = standings[0].racer.candidate
+    against = {what: why for what, why in told.advice.against.items() if not any(part in what for part in winner.parts)}
+    advice = replace(told.advice, verdict=_verdict(told, winner), ranked=ranked, against=against)
+    return replace(told, advice=advice, costs=costs, raced=raced)
 
 
-def _refuted(what: str, standings: Sequence[Any]) -> bool:
-    """Whether the race's winner is what the probe advised against."""
-    return any(part in what for part in standings[0].racer.candidate.parts)
+def _verdict(told: Diagnosis, winner: Candidate) -> str:
+    """The probe's, unless the race has something to add to it."""
+    if told.findings.excess >= MILD or winner.name == BASELINE:
+        return told.advice.verdict
+    return (
+        f"The clients' data are alike: no drift to correct, but {winner.label} gets further than FedAvg in this time."
+    )
 
 
-def _with_reason(one: Candidate, raced: Raced, place: int, reasons: dict[str, str]) -> Candidate:
-    standing = raced.standings[place]
-    metric = raced.outcome.monitor.metric
-    reached = f"reached {metric} {standing.value:.4f} on validation data in {standing.rounds} rounds"
-    return replace(one, reason=reached + (f"; {reasons[one.name]}" if reasons.get(one.name) else ""))
+def _with_reason(one: Standing, monitor: Monitor, reasons: dict[str, str]) -> Candidate:
+    candidate = one.racer.candidate
+    reached = f"reached {monitor.metric} {one.value:.4f} on validation data in {one.rounds} rounds"
+    more = f"; {reasons[candidate.name]}" if reasons.get(candidate.name) else ""
+    return replace(candidate, reason=reached + more)
 
 
 def recommended(config: Config, diagnosis: Diagnosis) -> Config:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from undrift.diagnose.probe import Findings
+from undrift.diagnose.probe import Findings, ServerData
 
 MILD = 0.5
 """Excess dissimilarity below this: the part of a client's gradient that is its own is shorter than 0.7 times the common
@@ -41,6 +41,18 @@ class Candidate:
     name: str
     parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
     reason: str = ""
+    variant: str = ""
+    """What sets it apart from others of the same name."""
+
+    @property
+    def label(self) -> str:
+        """Unique among candidates."""
+        return f"{self.name} ({self.variant})" if self.variant else self.name
+
+    @property
+    def parts(self) -> set[str]:
+        """The single algorithms of the chain."""
+        return set(self.name.split("+"))
 
 
 @dataclass(frozen=True)
@@ -60,8 +72,15 @@ def advise(found: Findings) -> Advice:
     """The advice for these findings; nothing but them decides."""
     drifting = drifting_layers(found.layers)
     against: dict[str, str] = {}
-    stateful = _state(found, against)
-    served = _server(found, against)
+    stale = memory_pays(found)
+    if stale is not None:
+        against["a memory at clients (scaffold, fedpvr, feddyn)"] = stale
+    stateful, served = stale is None, False
+    if found.server is not None:
+        misled = misleading(found.server)
+        served = misled is None
+        if misled is not None:
+            against["server learning (fsl)"] = misled
     if found.excess < MILD:
         return Advice(_verdict(found), _mild(), against, drifting)
     control = _control(found, drifting, stateful)
@@ -91,21 +110,19 @@ def _verdict(found: Findings) -> str:
     return "Strongly non-IID: clients pull in directions of their own, and plain averaging loses most of their work."
 
 
-def _state(found: Findings, against: dict[str, str]) -> bool:
+def memory_pays(found: Findings) -> str | None:
+    """None where a memory at clients can be of use, else why it cannot."""
     gap, turns = found.clients / found.cohort, found.rounds * found.cohort / found.clients
-    if gap > STALE_ROUNDS or turns < TURNS:
-        against["a memory at clients (scaffold, fedpvr, feddyn)"] = (
-            f"a client takes part every {gap:.0f} rounds, {turns:.1f} times in {found.rounds} rounds: "
-            "what it remembers is stale or hardly used"
-        )
-        return False
-    return True
+    if gap <= STALE_ROUNDS and turns >= TURNS:
+        return None
+    return (
+        f"a client takes part every {gap:.0f} rounds, {turns:.1f} times in {found.rounds} rounds: "
+        "what it remembers is stale or hardly used"
+    )
 
 
-def _server(found: Findings, against: dict[str, str]) -> bool:
-    server = found.server
-    if server is None:
-        return False
+def misleading(server: ServerData) -> str | None:
+    """None where the server's data can be learnt from, else what is wrong with them."""
     reasons = []
     if server.cosine < SERVER_COSINE:
         reasons.append(f"its gradient hardly points where the federation's does (cosine {server.cosine:.2f})")
@@ -113,9 +130,7 @@ def _server(found: Findings, against: dict[str, str]) -> bool:
         reasons.append(f"it is further from the whole than a typical client (xi^2/G^2 = {server.ratio:.2f})")
     if not server.helps:
         reasons.append("a step on it would not lower the federation's loss (FSL's condition 9)")
-    if reasons:
-        against["server learning (fsl)"] = "the server's data would mislead: " + "; ".join(reasons)
-    return not reasons
+    return "the server's data would mislead: " + "; ".join(reasons) if reasons else None
 
 
 def _mild() -> list[Candidate]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch import nn
 
 from undrift.core.nested import call
 from undrift.core.streams import stream
@@ -75,10 +77,10 @@ class ProbePlan:
         )
 
 
-def plan_probe(work: Work) -> ProbePlan:
-    """Fit the probe to the federation and the model."""
+def plan_probe(work: Work, most: float = math.inf) -> ProbePlan:
+    """Fit the probe to the federation and the model; ``most``: samples for training and as many for gradients."""
     federation, plan = work.federation, work.plan
-    affordable = max(FEWEST, int(min(SAMPLES, FLOPS / (BACKWARD * forward_flops(work)))))
+    affordable = max(FEWEST, int(min(SAMPLES, FLOPS / (BACKWARD * forward_flops(work)), most)))
     cohort = min(COHORT, len(federation))
     usual = max(plan.steps(int(n)) for n in federation.sizes)
     own = plan.batch_size or int(federation.sizes.max())
@@ -98,11 +100,19 @@ def plan_probe(work: Work) -> ProbePlan:
 
 
 def forward_flops(work: Work) -> float:
-    """Arithmetic of one sample's forward pass (at least one operation for each parameter)."""
+    """Arithmetic of one sample's forward pass in dense and convolutional layers; at least one for each parameter."""
     model = copy.deepcopy(work.module).cpu().eval()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    counted: list[int] = []
+
+    def count(layer: Any, _: Any, output: torch.Tensor) -> None:
+        counted.append(2 * output.numel() * layer.weight[0].numel())
+
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            layer.register_forward_hook(count)
+    with torch.no_grad():
         call(model, work.federation.pool.take(np.array([0]))[0])
-    return float(max(counter.get_total_flops(), sum(p.numel() for p in model.parameters())))
+    return float(max(sum(counted), sum(p.numel() for p in model.parameters())))
 
 
 def seconds_a_sample(work: Work) -> float:

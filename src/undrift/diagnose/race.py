@@ -1,8 +1,8 @@
-"""Candidates raced on the real federation: successive halving over a fixed number of rounds.
+"""Candidates raced on the real federation: successive halving in which those who stay go on from where they are.
 
-Every racer (a candidate with a client rate) runs a quarter of the rounds, the better half runs half of them, the best
-quarter all of them; validation data, a part of every client's own, decide by rolling accuracy. FedAvg, with the rate
-that served it best in the first heat, always runs the last heat too. Test accuracy is shown and decides nothing.
+Every candidate runs a few rounds, the better half of them some more, and so on; the last ones run longest. Validation
+data, a part of every client's own, decide by the mean over the latest third of the rounds made. All heats together
+take a fixed number of rounds.
 
 Jamieson, Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, 2016.
 """
@@ -10,26 +10,29 @@ Jamieson, Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter O
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from undrift.core.files import read_lines
 from undrift.diagnose.advice import Candidate
+from undrift.diagnose.budget import Budget
 from undrift.diagnose.costs import configured
-from undrift.errors import ConfigError, RunError
-from undrift.experiment.compare import monitor_of
+from undrift.diagnose.track import Track, Watch, advance, records, work_on
+from undrift.errors import RunError
 from undrift.experiment.config import Config
-from undrift.experiment.run_many import Planned, run_many
-from undrift.rounds.progress import reached
+from undrift.experiment.run_many import Planned
+from undrift.rounds.progress import Monitor
 
-VALIDATION = 0.1
-"""Share of every client's data held out where the configuration holds out none."""
-HEATS = (4, 2, 1)
-"""Parts of the full length that the heats run, and at the same time the share of the racers in them."""
-BASELINE = "fedavg"
-Watch = Callable[[int, str, str], None]
-"""Told (runs done, the name of one under way, how far it has come)."""
+KEPT = 2
+"""One in so many candidates stays after a heat."""
+FINALISTS = 3
+FIRST = 3
+"""Rounds of the first heat at least: in the first one nearly all candidates do the same, and momentum needs some."""
+TWO_TO_ONE = 0.43
+"""Standard errors that a difference must have for the odds to be 2 to 1 that it is none of chance."""
+LATEST = 3
+"""One in so many of the rounds made, the latest, counts."""
 
 
 @dataclass(frozen=True)
@@ -41,122 +44,197 @@ class Racer:
 
     @property
     def name(self) -> str:
-        """Unique among the racers."""
-        return f"{self.candidate.name}@{self.config.train.lr:g}"
+        """Unique among the racers, and the name of its folder."""
+        return f"{self.candidate.label}@{self.config.train.lr:g}".replace(" (", ",").replace(")", "").replace(" ", "=")
+
+
+@dataclass(frozen=True)
+class Heat:
+    """So many racers run up to a round."""
+
+    racers: int
+    until: int
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a racer came, and what it reached there."""
+    """How far a racer came, and what it reached there on validation data."""
 
     racer: Racer
     rounds: int
-    validation: float
-    """Rolling accuracy on validation data; it decides."""
-    test: float
-    """Final test accuracy, for information."""
-    earned: tuple[int, float]
-    """Rounds and validation accuracy of the last heat that it qualified for."""
+    value: float
+    """The mean over the latest rounds, in the metric's own units."""
+    error: float
+    """The standard error of a difference between two such values."""
+    curve: list[tuple[int, float]] = field(default_factory=list)
+
+    def at(self, round: int) -> float:
+        """What it had reached at an earlier round."""
+        return mean_of_latest(self.curve, round)
 
 
-def racers(config: Config, candidates: Sequence[Candidate], factors: Sequence[float]) -> list[Racer]:
-    """Every candidate (FedAvg among them) at every rate."""
-    if config.data.validation == 0:
-        config = config.with_(("data.validation", VALIDATION))
-    if BASELINE not in {candidate.name for candidate in candidates}:
-        candidates = [*candidates, Candidate(BASELINE)]
-    return [
-        Racer(candidate, configured(config, candidate).with_(("train.lr", config.train.lr * factor)))
-        for candidate in candidates
-        for factor in factors
-    ]
+@dataclass(frozen=True)
+class Outcome:
+    """A race that is over."""
+
+    standings: list[Standing]
+    """The best first."""
+    heats: list[Heat]
+    monitor: Monitor
+    failed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tied(self) -> list[Standing]:
+        """The best, and those of the last heat that cannot be told apart from it."""
+        best = self.standings[0]
+        return [one for one in self.standings if one.rounds == best.rounds and not self.apart(best, one)]
+
+    def apart(self, best: Standing, other: Standing) -> bool:
+        """Whether the odds that one is better than the other are above 2 to 1."""
+        return abs(best.value - other.value) > TWO_TO_ONE * max(best.error, other.error)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were made in all."""
+        return sum(one.rounds for one in self.standings)
+
+    def with_variants(self, variants: Sequence[Standing], failed: dict[str, str]) -> Outcome:
+        """The outcome with variants that ran as far as the finalists."""
+        last = self.standings[0].rounds
+        final = [*(one for one in self.standings if one.rounds == last), *variants]
+        rest = [one for one in self.standings if one.rounds < last]
+        heats = [*self.heats, Heat(len(variants), last)]
+        return replace(self, standings=[*ranked(final, self.monitor), *rest], heats=heats, failed=self.failed | failed)
 
 
-def heats(count: int, rounds: int) -> list[tuple[int, int]]:
-    """(racers, rounds) of every heat."""
-    return [(math.ceil(count * part / HEATS[0]), max(1, rounds // part)) for part in HEATS]
+def racer_of(config: Config, candidate: Candidate) -> Racer:
+    """A candidate at the configured rate."""
+    return Racer(candidate, configured(config, candidate))
 
 
-def cost(count: int, rounds: int) -> int:
-    """Rounds that a race of so many racers takes at most, FedAvg's last heat included."""
-    return sum(number * length for number, length in heats(count, rounds)) + rounds
+def sizes(count: int) -> list[int]:
+    """How many race in each heat."""
+    found = [count]
+    while found[-1] > FINALISTS:
+        found.append(max(FINALISTS, math.ceil(found[-1] / KEPT)))
+    return found
 
 
-def rounds_for(budget: int, count: int) -> int:
-    """The longest last heat that a budget of rounds allows."""
-    rounds = max((r for r in range(1, budget + 1) if cost(count, r) <= budget), default=0)
-    if rounds < HEATS[0]:
-        raise ConfigError(f"--budget {budget}: a race of {count} needs at least {cost(count, HEATS[0])} rounds in all")
-    return rounds
+def heats(count: int, budget: float, most: int) -> list[Heat]:
+    """The heats of a race of at most ``count``: fewer where they would not get their first rounds.
+
+    Every heat gets an equal part of the budget; nobody runs more than ``most`` rounds.
+    """
+    while count > FINALISTS and budget / len(sizes(count)) / count < FIRST:
+        count -= 1
+    found, until = list[Heat](), 0
+    for number in sizes(count):
+        until = min(most, until + max(1, int(budget / len(sizes(count)) / number)))
+        found.append(Heat(number, until))
+    return found
+
+
+def cost(plan: Sequence[Heat], variants: int = 0) -> int:
+    """Rounds that the heats take in all, and so many variants of the winner that run as far."""
+    before = [0, *(heat.until for heat in plan)]
+    return sum(heat.racers * (heat.until - start) for heat, start in zip(plan, before, strict=False)) + (
+        variants * plan[-1].until
+    )
+
+
+def planned(count: int, budget: Budget, most: int, variants: int = 0) -> list[Heat]:
+    """The longest heats that a budget allows, with so many variants of the winner after them; none: too little."""
+    for part in range(int(budget.rounds), FINALISTS, -1):
+        plan = heats(count, part, most)
+        starts = sum(heat.racers for heat in plan) + variants
+        if cost(plan, variants) + starts * budget.start <= budget.rounds:
+            return plan
+    return []
 
 
 def race(
+    track: Track,
     field: Sequence[Racer],
-    rounds: int,
+    plan: Sequence[Heat],
     out: Path,
     watch: Watch | None = None,
     jobs: int | None = None,
-) -> list[Standing]:
-    """Run the race; the winner first."""
-    standings: dict[str, Standing] = {}
-    running, done = list(field), 0
-    for number, (count, length) in enumerate(heats(len(field), rounds), 1):
-        last = number == len(HEATS)
-        running = _best(running, standings)[:count] if standings else running
-        guests = _baseline(running, field, standings) if last else []
-        earned = {guest.name: standings[guest.name].earned for guest in guests}
-        _heat([*running, *guests], length, out / f"heat{number}", standings, _shifted(watch, done), jobs)
+) -> Outcome:
+    """Run the race; the first heat takes the first racers of the field."""
+    monitor = work_on(track, track.config).monitor
+    standings, out_of_it, failed = list[Standing](), list[Standing](), dict[str, str]()
+    running, done = list(field[: plan[0].racers]), 0
+    for number, heat in enumerate(plan):
+        planned = [Planned(racer.name, racer.config, out / racer.name) for racer in running]
+        failed |= advance(track, planned, heat.until, shifted(watch, done), jobs)
         done += len(running)
-        for name in earned.keys() & standings.keys():
-            standings[name] = replace(standings[name], earned=earned[name])
-    return ranked(list(standings.values()))
+        able = [racer for racer in running if racer.name not in failed]
+        standings = ranked([standing(track, racer, out / racer.name, heat.until, monitor) for racer in able], monitor)
+        keep = plan[number + 1].racers if number + 1 < len(plan) else len(standings)
+        out_of_it = [*standings[keep:], *out_of_it]
+        standings = standings[:keep]
+        running = [one.racer for one in standings]
+    if not standings:
+        raise RunError(f"no candidate finished: {next(iter(failed.values()))}")
+    return Outcome([*standings, *out_of_it], list(plan), monitor, failed)
 
 
-def ranked(standings: Sequence[Standing]) -> list[Standing]:
-    """By the last heat that each qualified for; but FedAvg wins where it turns out best over the full length."""
-    order = sorted(standings, key=lambda s: s.earned, reverse=True)
-    best = max(standings, key=lambda s: (s.rounds, s.validation))
-    return [best, *(standing for standing in order if standing is not best)]
+def race_rates(
+    track: Track,
+    outcome: Outcome,
+    factors: Sequence[float],
+    out: Path,
+    watch: Watch | None = None,
+    jobs: int | None = None,
+) -> Outcome:
+    """The winner at other rates, as many rounds as it ran itself."""
+    best = outcome.standings[0]
+    rate = best.racer.config.train.lr
+    others = [Racer(best.racer.candidate, best.racer.config.with_(("train.lr", rate * factor))) for factor in factors]
+    planned = [Planned(racer.name, racer.config, out / racer.name) for racer in others]
+    failed = advance(track, planned, best.rounds, watch, jobs)
+    able = [racer for racer in others if racer.name not in failed]
+    found = [standing(track, racer, out / racer.name, best.rounds, outcome.monitor) for racer in able]
+    return outcome.with_variants(found, failed)
 
 
-def _shifted(watch: Watch | None, before: int) -> Watch:
+def standing(track: Track, racer: Racer, folder: Path, until: int, monitor: Monitor) -> Standing:
+    """What a racer has reached at a round."""
+    key = f"validation_{monitor.metric}"
+    curve = [(r["round"], float(r[key])) for r in records(folder, until) if r.get(key) is not None]
+    if not curve:
+        raise RunError(f"{monitor.metric!r} is not counted on validation data")
+    error = standard_error(latest(curve, until), monitor, track.samples)
+    return Standing(racer, curve[-1][0], mean_of_latest(curve, until), error, curve)
+
+
+def latest(curve: Sequence[tuple[int, float]], until: int) -> list[float]:
+    """The values of the latest rounds up to one; of the start where no round was made."""
+    first = until - max(1, math.ceil(until / LATEST))
+    return [value for round, value in curve if first < round <= until] or [curve[0][1]]
+
+
+def mean_of_latest(curve: Sequence[tuple[int, float]], until: int) -> float:
+    """What decides."""
+    return statistics.fmean(latest(curve, until))
+
+
+def standard_error(values: Sequence[float], monitor: Monitor, samples: int) -> float:
+    """Of a difference between two candidates: from how values vary from round to round, and from few samples.
+
+    Two good models are right and wrong on mostly the same samples: half the variance of each is common.
+    """
+    mean = statistics.fmean(values)
+    varies = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    drawn = math.sqrt(max(mean * (1 - mean), 0.0) / samples) if monitor.metric == "accuracy" else 0.0
+    return math.hypot(varies, drawn)
+
+
+def ranked(standings: Sequence[Standing], monitor: Monitor) -> list[Standing]:
+    """The best first; the first of equals stays first."""
+    return sorted(standings, key=lambda one: one.value if monitor.less else -one.value)
+
+
+def shifted(watch: Watch | None, before: int) -> Watch:
     """Counts on from the heats before."""
     return lambda done, name, text: watch(before + done, name, text) if watch else None
-
-
-def _best(running: Sequence[Racer], standings: dict[str, Standing]) -> list[Racer]:
-    able = [racer for racer in running if racer.name in standings]
-    return sorted(able, key=lambda racer: standings[racer.name].validation, reverse=True)
-
-
-def _baseline(running: list[Racer], field: Sequence[Racer], standings: dict[str, Standing]) -> list[Racer]:
-    """FedAvg at its best rate so far, where it did not qualify."""
-    if any(racer.candidate.name == BASELINE for racer in running):
-        return []
-    plain = [racer for racer in field if racer.candidate.name == BASELINE and racer.name in standings]
-    return sorted(plain, key=lambda racer: standings[racer.name].earned, reverse=True)[:1]
-
-
-def _heat(
-    running: Sequence[Racer],
-    rounds: int,
-    out: Path,
-    standings: dict[str, Standing],
-    watch: Watch,
-    jobs: int | None,
-) -> None:
-    """One heat; a racer that fails (a rate too large, say) is out."""
-    planned = [Planned(racer.name, racer.config.with_(("train.rounds", rounds)), out / racer.name) for racer in running]
-    failures = run_many(planned, jobs=jobs, watch=watch)
-    for racer in running:
-        standings.pop(racer.name, None)
-        if racer.name not in failures:
-            history = read_lines(out / racer.name / "metrics.jsonl")
-            monitor = monitor_of(out / racer.name)
-            found, score = reached(history, monitor), history[-1].get(f"test_{monitor.metric}")
-            if found is None or score is None:
-                raise RunError(f"{monitor.metric!r} is not counted on validation and test data")
-            value = -found if monitor.less else found  # more is better in all that follows
-            standings[racer.name] = Standing(racer, rounds, value, score, earned=(rounds, value))
-    if not standings:
-        raise RunError(f"no racer finished: {next(iter(failures.values()))}")

@@ -8,12 +8,77 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from undrift.core.files import finite
-from undrift.diagnose.advice import LAYER_FACTOR, MILD, SPLIT_BYTES, Advice
+from undrift.diagnose.advice import LAYER_FACTOR, MILD, SPLIT_BYTES, Advice, Candidate
+from undrift.diagnose.answer import Expected, Instead, points
+from undrift.diagnose.candidates import Field
 from undrift.diagnose.costs import Bytes, SplitFit
 from undrift.diagnose.probe import Findings
-from undrift.diagnose.race import Standing
+from undrift.diagnose.race import Outcome, Standing
 
 WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Raced:
+    """A race and what follows from it."""
+
+    standings: Sequence[Standing]
+    """The best first; among those that cannot be told apart from it, the cheaper in bytes first."""
+    outcome: Outcome
+    field: Field
+    """What the probe predicted."""
+    expected: Sequence[Expected]
+    """What each of the standings is expected to reach in a run of the configured length."""
+    instead: Sequence[Instead]
+
+    @property
+    def tied(self) -> list[str]:
+        """Those that cannot be told apart from the best, and it."""
+        return [one.racer.name for one in self.outcome.tied]
+
+    def place_predicted(self, standing: Standing) -> int:
+        """1: the probe expected it to win."""
+        labels = [one.label for one in self.field.candidates]
+        return labels.index(standing.racer.candidate.label) + 1
+
+    def as_json(self, rounds: int) -> dict[str, Any]:
+        """For ``diagnosis.json``."""
+        points = {one.candidate.label: one.points for one in self.field.predicted}
+        standings = zip(self.standings, self.expected, strict=True)
+        return {
+            "metric": self.outcome.monitor.metric,
+            "less_is_better": self.outcome.monitor.less,
+            "expected": asdict(self.expected[0]) | {"rounds": rounds},
+            "race": [
+                {
+                    "algorithm": one.racer.candidate.name,
+                    "label": one.racer.candidate.label,
+                    "parameters": one.racer.candidate.parameters,
+                    "lr": one.racer.config.train.lr,
+                    "rounds": one.rounds,
+                    "validation": one.value,
+                    "standard_error": one.error,
+                    "expected": asdict(carried),
+                    "tied_with_the_best": one.racer.name in self.tied,
+                    "predicted_place": self.place_predicted(one),
+                    "predicted_points": points[one.racer.candidate.label],
+                    "curve": one.curve,
+                }
+                for one, carried in standings
+            ],
+            "instead": [
+                {
+                    "algorithm": one.standing.racer.candidate.label,
+                    "lr": one.standing.racer.config.train.lr,
+                    "when": one.when,
+                }
+                for one in self.instead
+            ],
+            "left_out": self.field.left_out,
+            "failed": self.outcome.failed,
+            "heats": [asdict(heat) for heat in self.outcome.heats],
+            "race_rounds": self.outcome.rounds,
+        }
 
 
 @dataclass(frozen=True)
@@ -25,11 +90,13 @@ class Diagnosis:
     costs: dict[str, Bytes]
     """By algorithm, in the order of the advice; FedAvg's among them."""
     split: SplitFit | None
-    standings: Sequence[Standing] = ()
+    raced: Raced | None = None
+    not_raced: str = ""
+    """Why there was no race, where one was asked for."""
 
     def as_json(self) -> dict[str, Any]:
         """For ``diagnosis.json``; numbers that are not finite become null."""
-        content = {
+        content: dict[str, Any] = {
             "verdict": self.advice.verdict,
             "recommended": [asdict(candidate) for candidate in self.advice.ranked],
             "against": self.advice.against,
@@ -37,17 +104,11 @@ class Diagnosis:
             "findings": self.findings.as_json(),
             "bytes_a_round": {name: asdict(cost) for name, cost in self.costs.items()},
             "split": None if self.split is None else asdict(self.split),
-            "race": [
-                {
-                    "algorithm": s.racer.candidate.name,
-                    "lr": s.racer.config.train.lr,
-                    "rounds": s.rounds,
-                    "validation_rolling_accuracy": s.validation,
-                    "test_accuracy": s.test,
-                }
-                for s in self.standings
-            ],
+            "race": [],
+            "not_raced": self.not_raced,
         }
+        if self.raced is not None:
+            content |= self.raced.as_json(self.findings.rounds)
         plain: dict[str, Any] = finite(content)
         return plain
 
@@ -70,16 +131,47 @@ def page(diagnosis: Diagnosis, folder: str) -> str:
         "Recommended:",
     ]
     for number, one in enumerate(advice.ranked, 1):
-        settings = ", ".join(f"{part}.{k} = {v}" for part, own in one.parameters.items() for k, v in own.items())
-        parts += _wrapped(f"{number}. {one.name}{f' ({settings})' if settings else ''}: {one.reason}.", "   ")
+        parts += _wrapped(f"{number}. {one.name}{_settings(one)}: {one.reason}.", "   ")
+    if diagnosis.raced is not None:
+        parts += ["", *raced_lines(diagnosis.raced, found.rounds)]
+    elif diagnosis.not_raced:
+        parts += ["", f"Not raced: {diagnosis.not_raced}; this is the probe's answer alone."]
     if advice.against:
         parts += ["", "Not recommended:"]
         for what, why in advice.against.items():
             parts += _wrapped(f"- {what}: {why}.", "  ")
-    if diagnosis.standings:
-        parts += ["", "Race (validation data decide; test accuracy is for information):", *_race(diagnosis.standings)]
     parts += ["", f"Ready to run: undrift run {folder}/recommended.toml"]
     return "\n".join(parts)
+
+
+def _settings(one: Candidate) -> str:
+    settings = ", ".join(f"{part}.{k} = {v}" for part, own in one.parameters.items() for k, v in own.items())
+    return f" ({settings})" if settings else ""
+
+
+def raced_lines(raced: Raced, rounds: int) -> list[str]:
+    """What the race found, beside what the probe predicted."""
+    monitor, best, hope = raced.outcome.monitor, raced.standings[0], raced.expected[0]
+    lines = _wrapped(
+        f"Expected of {best.racer.candidate.label} after {rounds} rounds: {monitor.metric} {hope.value:.3f} "
+        f"({hope.low:.3f} to {hope.high:.3f}).",
+        "  ",
+    )
+    if len(raced.tied) > 1:
+        told = ", ".join(one.racer.candidate.label for one in raced.standings if one.racer.name in raced.tied)
+        lines += _wrapped(f"Validation data cannot tell these apart; the cheaper in bytes stands first: {told}.", "  ")
+    for number, one in enumerate(raced.instead):
+        behind = points(one.standing.value - best.at(one.standing.rounds), monitor)
+        same = "" if one.standing.rounds == best.rounds else f" at round {one.standing.rounds}"
+        what = "Runner-up" if not number else "Or"
+        when = f"; rather take it if {one.when}" if one.when else ""
+        lines += _wrapped(f"{what}: {one.standing.racer.candidate.label}, {behind} apart{same}{when}.", "  ")
+    lines += ["", f"Race of {raced.outcome.rounds} rounds in all (validation data decide):", *_race(raced)]
+    lines += _wrapped(
+        "Left out: " + "; ".join(f"{name}: {why}" for name, why in raced.field.left_out.items()) + ".", "  "
+    )
+    lines += [f"Failed: {name}: {why}" for name, why in raced.outcome.failed.items()]
+    return lines
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
@@ -160,9 +252,12 @@ def _costs(costs: dict[str, Bytes]) -> list[str]:
     ]
 
 
-def _race(standings: Sequence[Standing]) -> list[str]:
-    lines = [f"  {'algorithm':<18} {'lr':>8} {'rounds':>7} {'validation':>11} {'test':>7}"]
-    for s in standings:
-        name, lr = s.racer.candidate.name, s.racer.config.train.lr
-        lines.append(f"  {name:<18} {lr:>8g} {s.rounds:>7} {s.validation:>11.4f} {s.test:>7.4f}")
+def _race(raced: Raced) -> list[str]:
+    metric = raced.outcome.monitor.metric
+    lines = [f"  {'candidate':<28} {'lr':>8} {'rounds':>7} {metric:>10} {'±':>7} {'predicted place':>16}"]
+    for one in raced.standings:
+        lines.append(
+            f"  {one.racer.candidate.label:<28} {one.racer.config.train.lr:>8g} {one.rounds:>7} "
+            f"{one.value:>10.4f} {one.error:>7.4f} {raced.place_predicted(one):>16}"
+        )
     return lines

@@ -1,28 +1,53 @@
-"""A diagnosis from a configuration to files: probe, advice, costs, race, ``diagnosis.json``, ``recommended.toml``."""
+"""A diagnosis from a configuration to files: probe, candidates, race, ``diagnosis.json``, ``recommended.toml``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
-from undrift.core.files import write_atomic, write_json
+from undrift.core.files import read_object, write_atomic, write_json
+from undrift.core.numerics import settled
 from undrift.data import DataSet
-from undrift.diagnose.advice import Advice, Candidate, advise
-from undrift.diagnose.costs import bytes_of, configured, split_fit
+from undrift.diagnose.advice import MILD, Candidate, advise
+from undrift.diagnose.answer import expected, instead, ordered
+from undrift.diagnose.budget import LONG, RUNS, Budget, budget_of, probe_samples
+from undrift.diagnose.candidates import BASELINE, Field, field_of, takes_larger_steps
+from undrift.diagnose.costs import Bytes, bytes_of, configured, split_fit
 from undrift.diagnose.plan import ProbePlan, plan_probe
-from undrift.diagnose.probe import probe
-from undrift.diagnose.race import BASELINE, Standing
-from undrift.diagnose.report import Diagnosis, page
+from undrift.diagnose.probe import Findings, probe
+from undrift.diagnose.race import Heat, Outcome, Racer, Standing, cost, planned, race, race_rates, racer_of, shifted
+from undrift.diagnose.report import Diagnosis, Raced, page
+from undrift.diagnose.track import Track, Watch, track_of
 from undrift.errors import ConfigError
 from undrift.experiment.config import Config
 from undrift.experiment.from_config import data_of, work_of
-from undrift.experiment.run_folder import check_output
+from undrift.experiment.run_folder import check_output, dotted
+from undrift.rounds.progress import Monitor
 from undrift.rounds.work import Work
 
 Say = Callable[[str], None]
+Watching = Callable[[int], Watch | None]
+"""Told how many times candidates will be continued; gives who is told of their progress."""
+RATE_FACTOR = 2.0
+"""Between the rates that are tried."""
+ASKED = "asked.json"
+"""What a folder's diagnosis was asked for, so that it can go on with nothing else."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How much is asked for."""
+
+    race: bool = True
+    long: bool = False
+    budget: int | None = None
+    """Rounds of the race in all; None: what ``RUNS`` runs allow."""
+    rates: tuple[float, ...] | None = None
+    """Factors on the configured rate."""
 
 
 @dataclass(frozen=True)
@@ -33,49 +58,168 @@ class Prepared:
     data: DataSet
     work: Work
     plan: ProbePlan
+    asked: Asked = field(default_factory=Asked)
 
 
-def prepare(config: Config, out: Path) -> Prepared:
+def prepare(
+    config: Config, out: Path, asked: Asked | None = None, *, resume: bool = False, data: DataSet | None = None
+) -> Prepared:
     """Load and check everything; FedAvg stands in for the algorithm, which is what we want to find."""
+    asked = asked or Asked()
     check_output(out)
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"output folder {out} is not empty; give another --out")
-    data = data_of(config)
-    work = work_of(config.with_(("algorithm", {"name": BASELINE})), data)
-    return Prepared(config, data, work, plan_probe(work))
+    _check_folder(config, out, asked, resume)
+    data = data_of(config) if data is None else data
+    with settled():
+        work = work_of(config.with_(("algorithm", {"name": BASELINE})), data)
+        plan = plan_probe(work, probe_samples(work)) if asked.race and not asked.long else plan_probe(work)
+    return Prepared(config, data, work, plan, asked)
 
 
-def diagnose(ready: Prepared, say: Say = lambda text: None) -> Diagnosis:
-    """Probe the federation and draw the conclusions."""
+def _check_folder(config: Config, out: Path, asked: Asked, resume: bool) -> None:
+    """Refuse a folder that holds something else, or another diagnosis than the one to go on with."""
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not resume:
+        raise ConfigError(f"output folder {out} is not empty; give another --out, or --resume to go on")
+    if not (out / ASKED).exists():
+        raise ConfigError(f"output folder {out} holds no diagnosis to resume")
+    before, now = (dotted(settings) for settings in (read_object(out / ASKED), _asked(config, asked)))
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key) and not key.startswith("configuration.engine."):
+            raise ConfigError(
+                f"output folder {out} holds another diagnosis: {key} is {before.get(key, 'absent')!r} there "
+                f"and {now.get(key, 'absent')!r} here"
+            )
+
+
+def _asked(config: Config, asked: Asked) -> dict[str, Any]:
+    options = {
+        "race": asked.race,
+        "long": asked.long,
+        "budget": asked.budget,
+        "rates": asked.rates and list(asked.rates),
+    }
+    return {"configuration": config.complete(), "options": options}
+
+
+def diagnose(
+    ready: Prepared, out: Path, say: Say = lambda text: None, watching: Watching = lambda total: None
+) -> Diagnosis:
+    """Probe the federation, race the candidates, and draw the conclusions."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / ASKED, _asked(ready.config, ready.asked))
+    with settled():
+        return _diagnose(ready, out, say, watching)
+
+
+def _diagnose(ready: Prepared, out: Path, say: Say, watching: Watching) -> Diagnosis:
     found = probe(ready.work, ready.plan, say)
     advice = advise(found)
-    names = [*advice.ranked, Candidate(BASELINE)]
-    costs = {one.name: bytes_of(configured(ready.config, one), ready.data) for one in names}
-    return Diagnosis(found, advice, costs, split_fit(ready.work))
+    names = [*(one.name for one in advice.ranked), BASELINE]
+    told = Diagnosis(found, advice, _costs(ready, names), split_fit(ready.work))
+    if not ready.asked.race:
+        return told
+    candidates = field_of(found, advice.drifting, broad=ready.asked.long)
+    track = track_of(ready.config, ready.data)
+    variants = len(other_rates(ready, found, candidates.candidates[0]))
+    plan, why = heats_of(ready, track, candidates, variants)
+    if not plan:
+        return replace(told, not_raced=why)
+    say(_announced(plan, variants))
+    starts, jobs, place = sum(heat.racers for heat in plan), _jobs(ready.config), out / "race"
+    watch = watching(starts + variants)
+    outcome = race(track, entered(track, candidates, plan), plan, place, watch, jobs)
+    if variants:
+        factors = other_rates(ready, found, outcome.standings[0].racer.candidate)
+        outcome = race_rates(track, outcome, factors, place, shifted(watch, starts), jobs)
+    return with_race(ready, told, candidates, outcome)
 
 
-def with_race(diagnosis: Diagnosis, standings: Sequence[Standing]) -> Diagnosis:
+def other_rates(ready: Prepared, found: Findings, winner: Candidate) -> tuple[float, ...]:
+    """Factors on the configured rate that the winner is tried with: given ones, or what the curvature suggests."""
+    if ready.asked.rates is not None:
+        return tuple(factor for factor in ready.asked.rates if factor != 1)
+    if ready.asked.long:
+        return (1 / RATE_FACTOR, RATE_FACTOR)
+    return (RATE_FACTOR if takes_larger_steps(found, ready.work.plan.lr, winner) else 1 / RATE_FACTOR,)
+
+
+def _costs(ready: Prepared, names: Sequence[str]) -> dict[str, Bytes]:
+    return {name: bytes_of(configured(ready.config, Candidate(name)), ready.data) for name in dict.fromkeys(names)}
+
+
+def _jobs(config: Config) -> int | None:
+    return None if config.engine.workers is None else max(1, config.engine.workers)
+
+
+def heats_of(ready: Prepared, track: Track, field: Field, variants: int) -> tuple[list[Heat], str]:
+    """The heats of the race; none, and why, where a race would tell nothing."""
+    asked, rounds = ready.asked, ready.work.plan.rounds
+    allowed = budget_of(ready.work, track.samples, LONG if asked.long else RUNS, ready.plan)
+    budget = allowed if asked.budget is None else Budget(asked.budget)
+    if not track.samples:
+        return [], "no client has enough samples to hold some out for validation"
+    plan = planned(len(field.predicted), budget, rounds, variants)
+    return plan, "" if plan else f"{budget.rounds:.0f} rounds in all are too few for a race"
+
+
+def entered(track: Track, field: Field, plan: Sequence[Heat]) -> list[Racer]:
+    """Who races: the likeliest to win, and FedAvg."""
+    count = plan[0].racers
+    plain = next(one for one in field.candidates if one.name == BASELINE)
+    first = [one for one in field.candidates[:count] if one.name != BASELINE]
+    return [racer_of(track.config, one) for one in (*first[: count - 1], plain)]
+
+
+def _announced(plan: Sequence[Heat], variants: int) -> str:
+    told = ", then ".join(f"{heat.racers} up to round {heat.until}" for heat in plan)
+    rates = f", then the best at {variants} other rate{'s' * (variants > 1)}" if variants else ""
+    return f"race: {told}{rates}; {cost(plan, variants)} rounds in all"
+
+
+def with_race(ready: Prepared, told: Diagnosis, field: Field, outcome: Outcome) -> Diagnosis:
     """The candidates ranked by what they reached."""
-    order = list(dict.fromkeys(standing.racer.candidate.name for standing in standings))
-    by_name = {one.name: one for one in (*diagnosis.advice.ranked, *(s.racer.candidate for s in standings))}
-    reached = {s.racer.candidate.name: s for s in reversed(standings)}
-    ranked = [
-        replace(
-            by_name[name],
-            reason=f"reached {reached[name].validation:.4f} on validation data in "
-            f"{reached[name].rounds} rounds" + (f"; {by_name[name].reason}" if by_name[name].reason else ""),
-        )
-        for name in order
-    ]
-    advice = Advice(diagnosis.advice.verdict, ranked[:3], diagnosis.advice.against, diagnosis.advice.drifting)
-    return replace(diagnosis, advice=advice, standings=standings)
+    costs = told.costs | _costs(ready, [one.racer.candidate.name for one in outcome.standings])
+    standings = ordered(outcome, costs)
+    rounds = ready.work.plan.rounds
+    raced = Raced(
+        standings,
+        outcome,
+        field,
+        [expected(one, rounds, outcome.monitor) for one in standings],
+        instead(standings, costs),
+    )
+    reasons = {one.name: one.reason for one in told.advice.ranked}
+    first = {one.racer.candidate.label: one for one in reversed(standings)}  # each candidate at its best rate
+    leaders = sorted(first.values(), key=standings.index)[:3]
+    ranked = [_with_reason(one, outcome.monitor, reasons) for one in leaders]
+    winner = standings[0].racer.candidate
+    against = {what: why for what, why in told.advice.against.items() if not any(part in what for part in winner.parts)}
+    advice = replace(told.advice, verdict=_verdict(told, winner), ranked=ranked, against=against)
+    return replace(told, advice=advice, costs=costs, raced=raced)
+
+
+def _verdict(told: Diagnosis, winner: Candidate) -> str:
+    """The probe's, unless the race has something to add to it."""
+    if told.findings.excess >= MILD or winner.name == BASELINE:
+        return told.advice.verdict
+    return (
+        f"The clients' data are alike: no drift to correct, but {winner.label} gets further than FedAvg in this time."
+    )
+
+
+def _with_reason(one: Standing, monitor: Monitor, reasons: dict[str, str]) -> Candidate:
+    candidate = one.racer.candidate
+    reached = f"reached {monitor.metric} {one.value:.4f} on validation data in {one.rounds} rounds"
+    more = f"; {reasons[candidate.name]}" if reasons.get(candidate.name) else ""
+    return replace(candidate, reason=reached + more)
 
 
 def recommended(config: Config, diagnosis: Diagnosis) -> Config:
-    """The configuration to run: the best candidate, at the rate that won the race if there was one."""
+    """The configuration to run: the best candidate, at the rate that it raced with."""
     best = configured(config, diagnosis.advice.ranked[0])
-    if diagnosis.standings:
-        best = best.with_(("train.lr", diagnosis.standings[0].racer.config.train.lr))
+    if diagnosis.raced is not None:
+        best = best.with_(("train.lr", diagnosis.raced.standings[0].racer.config.train.lr))
     return best
 
 

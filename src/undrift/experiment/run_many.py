@@ -27,6 +27,7 @@ from undrift.errors import InputError, RunError, UndriftError
 from undrift.experiment.config import Config
 from undrift.experiment.from_config import data_of, run_config, work_of
 from undrift.experiment.run_folder import stored_precision
+from undrift.rounds.loop import Progress
 from undrift.rounds.precision import SlowPrecisionWarning
 from undrift.rounds.progress import note_of
 
@@ -46,6 +47,9 @@ _PATIENCE = 10.0
 
 _SOON = 0.3
 """A run with a smaller share of its rounds left ends soon."""
+
+CarryOut = Callable[[Planned, DataSet, Progress], object]
+"""Makes or finishes one run, in a process of its own."""
 
 
 class Refusal(str):
@@ -69,10 +73,12 @@ def run_many(
     watch: Callable[[int, str, str], None] | None = None,
     until: Callable[[], bool] = lambda: False,
     loaded: dict[str, DataSet] | None = None,
+    carry_out: CarryOut | None = None,
 ) -> dict[str, str]:
     """Make (or finish) all runs; returns the failures, name -> message. No new run starts once ``until()`` is true.
 
     Runs that need the same data set share one copy of it: it is loaded here and inherited by the forks.
+    ``carry_out``: what makes a run, where it is not its configuration alone.
     """
     loaded = {} if loaded is None else loaded
     waiting, under_way = deque(_computing_alike(runs, loaded)), dict[Connection, tuple[Planned, ForkProcess]]()
@@ -84,8 +90,10 @@ def run_many(
             while waiting or under_way:
                 while waiting and len(under_way) < jobs and not until():
                     planned = waiting.popleft()
-                    workers = workers_for(jobs, len(waiting), [left.get(pipe, 1.0) for pipe in under_way])
-                    under_way |= [_start(planned, _data(planned.config, loaded), workers)]
+                    if carry_out is None:
+                        workers = workers_for(jobs, len(waiting), [left.get(pipe, 1.0) for pipe in under_way])
+                        planned = replace(planned, config=planned.config.with_(("engine.workers", workers)))
+                    under_way |= [_start(planned, _data(planned.config, loaded), carry_out or _run)]
                 if not under_way:
                     break
                 for pipe in wait(list(under_way), timeout=0.5):
@@ -147,45 +155,54 @@ def _stop(processes: Sequence[ForkProcess]) -> None:
         process.join()
 
 
-def _data(config: Config, loaded: dict[str, DataSet]) -> DataSet:
-    key = repr(
+def data_key(config: Config) -> str:
+    """What tells data sets apart: all that they are loaded by."""
+    return repr(
         (
-            config.data,
+            config.data.model_copy(update={"validation": 0.0}),
             config.partition_seed if config.data.limit or config.data.name == "synthetic" else 0,
             config.partition.clients if config.data.name == "synthetic" else 0,
         )
     )
+
+
+def _data(config: Config, loaded: dict[str, DataSet]) -> DataSet:
+    key = data_key(config)
     if key not in loaded:
         loaded.clear()
         loaded[key] = data_of(config)
     return loaded[key]
 
 
-def _start(planned: Planned, data: DataSet, workers: int) -> tuple[Connection, tuple[Planned, ForkProcess]]:
+def _start(planned: Planned, data: DataSet, carry_out: CarryOut) -> tuple[Connection, tuple[Planned, ForkProcess]]:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     # A daemon of Python's may have no processes of its own; that ours end with us is seen to in another way.
-    process = context.Process(target=_one, args=(planned, data, theirs, os.getpid(), workers), daemon=not workers)
+    alone = not planned.config.engine.workers
+    process = context.Process(target=_one, args=(planned, data, theirs, os.getpid(), carry_out), daemon=alone)
     process.start()
     theirs.close()
     return ours, (planned, process)
 
 
-def _one(planned: Planned, data: DataSet, pipe: Connection, parent: int, workers: int) -> None:
+def _run(planned: Planned, data: DataSet, progress: Progress) -> None:
+    held = (planned.out / "config.toml").exists()
+    run_config(planned.config, planned.out, resume=held, data=data, progress=progress)
+
+
+def _one(planned: Planned, data: DataSet, pipe: Connection, parent: int, carry_out: CarryOut) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle: it asks with SIGTERM
     for sign in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, signal.SIG_DFL)
     warnings.simplefilter("ignore", SlowPrecisionWarning)  # said before the first run
     settle()  # a fork has none of its parent's threads; waiting for them would last for ever
-    config = planned.config.with_(("engine.workers", workers))
-    held = (planned.out / "config.toml").exists()
 
     def tell(round: int, rounds: int, record: dict[str, Any] | None) -> None:
         pipe.send(("round", f"round {round}/{rounds}  {note_of(record)}", 1 - round / max(1, rounds)))
 
     try:
-        run_config(config, planned.out, resume=held, data=data, progress=tell)
+        carry_out(planned, data, tell)
         pipe.send(("done", "done", 0.0))
     except KeyboardInterrupt:
         raise SystemExit(130) from None

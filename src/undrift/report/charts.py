@@ -14,6 +14,7 @@ from undrift.report.holdings import Holdings
 from undrift.report.looks import DASHES, MARKERS, Look, looks
 from undrift.report.lost import lost_by_round
 from undrift.report.numbers import monitor_of
+from undrift.report.race import raced
 from undrift.report.runs import Group
 from undrift.report.series import layer, layers_of, numbers_in, places, plain_name, seconds, sent, spread, values
 from undrift.report.story import Story
@@ -148,7 +149,17 @@ def _federation(held: Holdings) -> dict[str, Any]:
 def _diagnosis(found: dict[str, Any]) -> dict[str, Any]:
     layers = found.get("findings", {}).get("layers", {})
     costs = {name: (cost["down"] + cost["up"]) / 1e6 for name, cost in found.get("bytes_a_round", {}).items()}
-    return {"layers": layers, "costs": costs, "drifting": found.get("drifting_layers", [])}
+    race = [
+        {
+            "label": label,
+            **_drawn(look),
+            "round": [at for at, _ in curve],
+            "value": [short(value) for _, value in curve],
+        }
+        for label, curve, look in raced(found)
+    ]
+    drifting, metric = found.get("drifting_layers", []), found.get("metric", "")
+    return {"layers": layers, "costs": costs, "drifting": drifting, "race": race, "metric": metric}
 
 
 def _evidence(found: dict[str, Any]) -> list[dict[str, Any]]:

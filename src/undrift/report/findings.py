@@ -24,7 +24,9 @@ def diagnosis_section(found: dict[str, Any], index: int) -> Html:
         parts += [tag("h3", "Not recommended"), tag("ul", *against)]
     parts.append(tag("div", chart("diagnosis-layers", index), chart("diagnosis-costs", index), class_="grid"))
     if found.get("race"):
-        parts += [tag("h3", "Race"), _race(found["race"])]
+        parts += [tag("h3", "Race"), *_told(found), chart("diagnosis-race", index), _race(found["race"])]
+        left_out = [tag("li", tag("b", what), ": ", why, ".") for what, why in (found.get("left_out") or {}).items()]
+        parts += [tag("h3", "Not raced"), tag("ul", *left_out)] if left_out else []
     return section(f"diagnosis{index or ''}", "Recommended for this federation", *parts, hint=_measured(found))
 
 
@@ -43,13 +45,33 @@ def _measured(found: dict[str, Any]) -> str:
     )
 
 
+def _told(found: dict[str, Any]) -> list[Html]:
+    """What the best is expected to reach, what cannot be told apart from it, and who would take another one."""
+    hope, metric = found.get("expected") or {}, found.get("metric", "")
+    tied = [str(one.get("label")) for one in found["race"] if one.get("tied_with_the_best")]
+    told = []
+    if None not in (hope.get("value"), hope.get("low"), hope.get("high")):
+        range_ = f"{hope['value']:.3f} ({hope['low']:.3f} to {hope['high']:.3f})"
+        told.append(tag("p", f"Expected of the best after {hope.get('rounds')} rounds: {metric} {range_}."))
+    if len(tied) > 1:
+        told.append(tag("p", f"Validation data cannot tell these apart, the cheaper first: {', '.join(tied)}."))
+    others = [(one.get("algorithm"), one.get("when")) for one in found.get("instead") or []]
+    told += [tag("p", tag("b", name), f": rather this if {when}.") for name, when in others if when]
+    return told
+
+
 def _race(race: list[dict[str, Any]]) -> Html:
-    head = ("algorithm", "lr", "rounds", "validation (decides)", "test (for information)")
-    keys = ("algorithm", "lr", "rounds", "validation_rolling_accuracy", "test_accuracy")
-    rows = [
-        [f"{one[k]:.4f}" if k.endswith("accuracy") and one[k] is not None else one[k] for k in keys] for one in race
-    ]
-    return table(head, rows, class_="numbers")
+    """What the race found beside what the probe predicted."""
+    head = ("candidate", "lr", "rounds", "validation (decides)", "±", "expected at the end", "place predicted")
+    return table(head, [_raced(one) for one in race], class_="numbers")
+
+
+def _raced(one: dict[str, Any]) -> list[object]:
+    value, error, hope = one.get("validation"), one.get("standard_error"), one.get("expected") or {}
+    ends = [f"{hope[key]:.3f}" for key in ("value", "low", "high") if hope.get(key) is not None]
+    told = f"{ends[0]} ({ends[1]} to {ends[2]})" if len(ends) == 3 else "–"
+    numbers = ["–" if number is None else f"{number:.4f}" for number in (value, error)]
+    return [one.get("label"), f"{one.get('lr'):g}", one.get("rounds"), *numbers, told, one.get("predicted_place")]
 
 
 def evidence_section(found: dict[str, Any], index: int) -> Html:

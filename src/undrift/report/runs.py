@@ -72,13 +72,16 @@ def find(folders: Sequence[Path]) -> list[Group]:
     return groups
 
 
-def groups_in(folders: Sequence[Path]) -> list[Group]:
-    """All runs in or below the folders, in groups; none where no run has an evaluated round."""
+def groups_in(folders: Sequence[Path], besides: Sequence[Path] = ()) -> list[Group]:
+    """All runs in or below the folders, in groups; none where no run has an evaluated round.
+
+    ``besides``: folders whose runs are told of otherwise.
+    """
     runs = []
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: no such folder")
-        runs += [read_run(path) for path in find_runs(folder)]
+        runs += [read_run(path) for path in find_runs(folder) if not set(besides) & set(path.parents)]
     return _grouped(list({run.path.resolve(): run for run in runs if run.records}.values()))
 
 

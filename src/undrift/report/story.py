@@ -44,8 +44,9 @@ class Story:
 
 def collect(folders: Sequence[Path], hold: Callable[[RunRecord], Holdings] = holdings) -> Story:
     """Read everything in or below the folders; refuses folders in which there is nothing to tell."""
-    groups = groups_in(folders)
-    diagnoses = [_json(path) for folder in folders for path in sorted(folder.rglob("diagnosis.json"))]
+    told = [path for folder in folders for path in sorted(folder.rglob("diagnosis.json"))]
+    groups = groups_in(folders, besides=[path.parent / "race" for path in told])
+    diagnoses = [_json(path) for path in told]
     evidence = [found for folder in folders for path in sorted(folder.glob("*.json")) if _told(found := _json(path))]
     if not (groups or diagnoses or evidence):
         raise ConfigError(f"{', '.join(map(str, folders))}: no run with an evaluated round, no diagnosis, no results")

@@ -201,18 +201,25 @@
     bars(place, data.diagnoses[+place.dataset.index].costs, "MB sent in a round", dark() ? "#1DBD8F" : "#009E73");
   }
 
-  function evidence(place) {
-    const traces = data.curves[+place.dataset.index].map((arm) => line(arm, arm.round, arm.value, { hovertemplate: "%{y:.4~g}" }));
+  function curves(place, arms, title) {
+    const traces = arms.map((arm) => line(arm, arm.round, arm.value, { hovertemplate: "%{y:.4~g}" }));
     place.hidden = !traces.length;
     if (traces.length) draw(place, traces, layout(420, {
       showlegend: true, legend: { orientation: "h", y: -0.18, itemwidth: 40 }, hovermode: "closest",
-      xaxis: { title: { text: "round" }, rangemode: "tozero" }, yaxis: { title: { text: "test accuracy" } },
+      xaxis: { title: { text: "round" }, rangemode: "tozero" }, yaxis: { title: { text: plain(title) } },
     }));
   }
 
+  function diagnosisRace(place) {
+    const found = data.diagnoses[+place.dataset.index];
+    curves(place, found.race, `${found.metric} on validation data`);
+  }
+
+  const evidence = (place) => curves(place, data.curves[+place.dataset.index], "test accuracy");
+
   const CHARTS = {
     progress, federation, drift, clients, "each-client": eachClient, lost, coverage,
-    "diagnosis-layers": diagnosisLayers, "diagnosis-costs": diagnosisCosts, evidence,
+    "diagnosis-layers": diagnosisLayers, "diagnosis-costs": diagnosisCosts, "diagnosis-race": diagnosisRace, evidence,
   };
 
   const drawOne = (place) => CHARTS[place.dataset.chart](place);

@@ -1,0 +1,236 @@
+"""The race by parts: who races, for how long, how candidates go on, and what follows from how they end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import undrift as ud
+from undrift.core.files import read_lines
+from undrift.diagnose.advice import Candidate
+from undrift.diagnose.answer import can_be_private, expected, instead, ordered
+from undrift.diagnose.budget import SMALLEST, STEP, Budget, budget_of
+from undrift.diagnose.candidates import chains, field_of, layers_for, takes_larger_steps
+from undrift.diagnose.costs import Bytes
+from undrift.diagnose.plan import forward_flops, plan_probe
+from undrift.diagnose.probe import Findings, Point, ServerData
+from undrift.diagnose.race import FIRST, Heat, Outcome, Racer, Standing, cost, heats, latest, planned, sizes
+from undrift.diagnose.track import go_on, share_of, track_of
+from undrift.experiment.config import parse
+from undrift.experiment.from_config import data_of, run_config, work_of
+from undrift.experiment.run_many import Planned
+from undrift.rounds.progress import Monitor
+
+ACCURACY, LOSS = Monitor("accuracy"), Monitor("loss", less=True)
+
+
+def findings(**changes: Any) -> Findings:
+    point = Point("start", 5.0, 1.0, 1.0, 0.1, 0.8, True)
+    found = Findings(
+        20, 10, 40, 1000, 5.0, None, 5.0, [point], 1.0, 3.0,
+        {"body": 1.0, "head": 4.0}, {"body": 0.9, "head": 0.1}, 0.5, ServerData(50, 0.8, 0.1, True, 0.05),
+    )  # fmt: skip
+    return replace(found, **changes)
+
+
+def names(found: Findings, **options: Any) -> set[str]:
+    return {one.name for one in field_of(found, ["head"], **options).candidates}
+
+
+def test_all_sensible_chains_can_be_built_and_triples_are_among_them() -> None:
+    assert {"fedpvr+fedadc+fsl", "scaffold+fedadc+fsl", "feddyn+fsl", "fedavg"} <= set(chains())
+    for name in chains():
+        assert ud.algorithm(name) is not None
+    assert len(chains()) == len(set(chains())) == 26
+
+
+def test_the_probe_leaves_out_what_cannot_win_and_says_why() -> None:
+    assert {"scaffold+fedadc+fsl", "fedpvr+fedadc+fsl", "feddyn+fsl", "fedadc", "fedavg"} <= names(findings())
+    assert not any({"slowmo", "fedprox"} & set(name.split("+")) for name in names(findings()))
+    assert "fedprox+slowmo+fsl" in names(findings(), broad=True)
+    rare = field_of(findings(clients=1000), [])
+    assert {one.name for one in rare.candidates} == {"fedavg", "fsl", "fedadc", "fedadc+fsl"}
+    assert "stale or hardly used" in rare.left_out["scaffold"]
+    alone = field_of(findings(server=None), [])
+    assert alone.left_out["fsl"] == "the server has no data"
+    misled = field_of(findings(server=ServerData(50, -0.2, 0.5, True, 0.05)), [])
+    assert "would mislead" in misled.left_out["fsl"]
+    assert not any("fsl" in one.parts for one in misled.candidates)
+    assert "fedpvr" in field_of(findings(layers={"only": 1.0}), []).left_out
+
+
+def test_the_prediction_looks_at_drift_and_at_how_many_rounds_are_left() -> None:
+    def first(**changes: Any) -> list[str]:
+        return [one.label for one in field_of(findings(**changes), ["head"]).candidates]
+
+    order = first()
+    assert set(order[0].split("+")) == {"scaffold", "fedadc", "fsl"}
+    assert order.index("fedadc") < order.index("scaffold") < order.index("fedavg")
+    few, many = first(rounds=12), first(rounds=2000)
+    assert few.index("fedadc") < few.index("fedadc (beta 0.9)")
+    assert many.index("fedadc (beta 0.9)") < many.index("fedadc")
+    alike = field_of(findings(excess=0.1), []).predicted
+    gains = {one.candidate.label: one.points for one in alike}
+    assert gains["scaffold"] == gains["fsl"] == gains["fedavg"] == 0.0 < gains["fedadc"]
+
+
+def test_first_values() -> None:
+    assert layers_for(findings(), ["head"]) == 1
+    assert layers_for(findings(), ["body"]) == ["body"]
+    assert layers_for(findings(), []) == 1
+    assert takes_larger_steps(findings(smoothness=1.0), 0.1, Candidate("fedadc"))
+    assert not takes_larger_steps(findings(smoothness=3.0), 0.1, Candidate("fedadc"))
+    assert not takes_larger_steps(findings(smoothness=1.0), 0.1, Candidate("scaffold+fedadc"))
+
+
+def test_heats() -> None:
+    assert sizes(14) == [14, 7, 4, 3]
+    assert sizes(4) == [4, 3]
+    assert sizes(2) == [2]
+    plan = heats(9, 90, 100)  # three heats of 30 rounds: 9 x 3, 5 x 6 more, 3 x 10 more
+    assert plan == [Heat(9, 3), Heat(5, 9), Heat(3, 19)]
+    assert cost(plan) == 27 + 30 + 30
+    assert cost(plan, variants=2) == 87 + 2 * 19
+    assert heats(9, 90, 8) == [Heat(9, 3), Heat(5, 8), Heat(3, 8)]
+    assert heats(9, 30, 100) == [Heat(5, 3), Heat(3, 8)]  # nine would get one round each, five get three
+
+
+@pytest.mark.parametrize("budget", [8, 13, 19.5, 52, 130.0, 1300])
+@pytest.mark.parametrize("variants", [0, 1, 2])
+@pytest.mark.parametrize("start", [0.0, 1.5])
+def test_a_race_never_costs_more_than_its_budget(budget: float, variants: int, start: float) -> None:
+    plan = planned(16, Budget(budget, start), 50, variants)
+    starts = sum(heat.racers for heat in plan) + variants
+    assert not plan or cost(plan, variants) + starts * start <= budget
+    assert plan or budget < 20
+    if plan and plan[0].racers > 3:
+        assert plan[0].until >= FIRST
+    bounds = [heat.until for heat in plan]
+    assert bounds == sorted(bounds)
+
+
+def test_a_run_and_a_race_are_counted_by_the_same_measure() -> None:
+    config = parse(digits(rounds=100, eval_every=5))
+    work = work_of(config.with_(("algorithm", {"name": "fedavg"})))
+    plan = replace(plan_probe(work), passes=1000)
+    flops = forward_flops(work)
+    # 10 clients of 144 samples or less, 4 of them a round, batches of 20; 40 samples at the server; 360 for testing
+    sizes_, tested = work.federation.sizes, len(work.evaluated()["test"])
+    client = sum(3 * n + math.ceil(n / 20) * STEP / flops for n in sizes_) / 10
+    run = 100 * (4 * client + tested / 5)
+    found = budget_of(work, 50, 1.3, plan)
+    assert found.rounds == pytest.approx((max(1.3 * run, SMALLEST / flops) - 3000) / (5 * client + 50))
+    assert budget_of(work, 50, 13, plan).rounds == pytest.approx((13 * run - 3000) / (5 * client + 50))
+
+
+def digits(**train: Any) -> dict[str, Any]:
+    return {
+        "data": {"name": "digits"},
+        "partition": {"scheme": "classes", "clients": 10, "classes": 2},
+        "server_data": {"source": "balanced", "size": 40},
+        "model": {"name": "mlp", "hidden": [16]},
+        "train": {"rounds": 6, "cohort": 4, "batch_size": 20, "lr": 0.05, **train},
+        "engine": {"workers": 0},
+    }
+
+
+def kept(folder: Path) -> list[dict[str, Any]]:
+    lines = [*read_lines(folder / "metrics.jsonl"), *read_lines(folder / "rounds.jsonl")]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_candidate_goes_on_as_if_it_had_never_stopped(schedule: str, tmp_path: Path) -> None:
+    config = parse(digits(schedule=schedule))
+    track = track_of(config, data_of(config))
+    one = track.config.with_(("algorithm", {"name": "scaffold+fedadc+fsl"}))
+    for until in (2, 3, 6):
+        go_on(track, Planned("x", one, tmp_path / "heats"), until)
+    go_on(track, Planned("x", one, tmp_path / "whole"), 6)
+    assert kept(tmp_path / "heats") == kept(tmp_path / "whole")
+    usual = run_config(one, None)  # the same rounds as in a run: only test data are not looked at
+    assert [r["train_loss"] for r in usual.history] == [
+        r["train_loss"] for r in read_lines(tmp_path / "whole" / "metrics.jsonl")
+    ]
+    assert "test_accuracy" not in read_lines(tmp_path / "whole" / "metrics.jsonl")[-1]
+
+
+def test_how_much_is_held_out() -> None:
+    assert share_of(100_000, 1000) == 0.05
+    assert share_of(10_000, 100) == 0.1
+    assert share_of(1000, 100) == 0.2
+    assert round(6 * share_of(60_000, 6)) == 1
+    assert share_of(80, 2) == 0.2  # one of two would be half of all data
+
+
+def test_what_the_server_has_does_not_judge() -> None:
+    config = parse(digits() | {"server_data": {"source": "iid", "size": 700}})
+    data = data_of(config)
+    track = track_of(config, data)
+    assert track.federation.validation is not None
+    assert track.federation.server is not None
+    judged, known = (
+        part.take(np.arange(len(part)))[0] for part in (track.federation.validation, track.federation.server)
+    )
+    assert not {row.numpy().tobytes() for row in judged} & {row.numpy().tobytes() for row in known}
+    share = 1 - track.samples / (0.2 * len(data.train))
+    assert share == pytest.approx(700 / len(data.train), abs=0.08)
+
+
+def standing(name: str, value: float, rounds: int = 20, error: float = 0.01, lr: float = 0.1) -> Standing:
+    config = parse({"algorithm": {"name": name}, "train": {"lr": lr}})
+    return Standing(Racer(Candidate(name), config), rounds, value, error, [(r, value) for r in range(rounds + 1)])
+
+
+def costs_of(**bytes: int) -> dict[str, Bytes]:
+    return {name.replace("_", "+"): Bytes(size, size) for name, size in bytes.items()}
+
+
+def test_of_those_that_cannot_be_told_apart_the_cheaper_stands_first() -> None:
+    costs = costs_of(scaffold=200, fedadc=150, fedavg=100)
+    close = [standing("scaffold", 0.80), standing("fedadc", 0.797), standing("fedavg", 0.7)]
+    outcome = Outcome(close, [Heat(3, 20)], ACCURACY)
+    assert [one.racer.candidate.name for one in outcome.tied] == ["scaffold", "fedadc"]
+    assert [one.racer.candidate.name for one in ordered(outcome, costs)] == ["fedadc", "scaffold", "fedavg"]
+    apart = Outcome([close[0], standing("fedadc", 0.79), close[2]], [Heat(3, 20)], ACCURACY)
+    assert [one.racer.candidate.name for one in ordered(apart, costs)] == ["scaffold", "fedadc", "fedavg"]
+    earlier = Outcome([close[0], standing("fedadc", 0.80, rounds=5)], [Heat(2, 5), Heat(1, 20)], ACCURACY)
+    assert len(earlier.tied) == 1
+
+
+def test_who_would_rather_take_another_one() -> None:
+    costs = costs_of(scaffold_fsl=200, scaffold=200, fsl=100, fedavg=100)
+    found = instead([standing(name, 0.8) for name in ("scaffold+fsl", "scaffold", "fsl", "fedavg")], costs)
+    told = {one.standing.racer.candidate.name: one.when for one in found}
+    assert told == {
+        "scaffold": "the server's data may not be used or updates must be private (dp)",
+        "fsl": "fewer bytes count or clients must not keep a state",
+    }
+    assert can_be_private("fedavg")
+    assert not can_be_private("fsl")
+
+
+def test_a_curve_is_carried_on_to_the_last_round() -> None:
+    curve = [(t, 0.9 - 0.5 / math.sqrt(t)) for t in range(1, 21)]
+    one = replace(standing("fedavg", curve[-1][1], error=0.0), curve=[(0, 0.1), *curve])
+    found = expected(one, 100, ACCURACY)
+    assert found.value == pytest.approx(0.85)
+    assert found.low < found.value < found.high <= 1.0
+    falling = [(t, 1.0 / math.sqrt(t)) for t in range(1, 21)]
+    less = expected(replace(one, value=falling[-1][1], curve=falling), 400, LOSS)
+    assert less.value == pytest.approx(0.05)
+    assert 0.0 <= less.low <= less.value <= less.high
+    there = expected(replace(one, error=0.02), 20, ACCURACY)
+    assert (there.low, there.high) == pytest.approx((there.value - 0.04, there.value + 0.04))
+
+
+def test_the_latest_third_of_the_rounds_counts() -> None:
+    curve = [(t, float(t)) for t in range(9)]
+    assert latest(curve, 8) == [6.0, 7.0, 8.0]
+    assert latest(curve, 3) == [3.0]
+    assert latest(curve[:1], 3) == [0.0]

@@ -29,24 +29,16 @@ def test_what_is_asked_about_can_be_seen() -> None:
     assert imported_by("import torch", HEAVY) == ["torch"]
 
 
-def test_the_command_line_imports_nothing_heavy() -> None:
-    assert imported_by("import undrift.cli", HEAVY) == []
-
-
-@pytest.mark.parametrize("words", [["--help"], ["--version"], []])
-def test_help_imports_nothing_heavy(words: list[str]) -> None:
-    start = f"import sys\nsys.argv = ['undrift', *{words}]\nfrom undrift.cli import main\n"
-    program = start + "try:\n main()\nexcept SystemExit: pass"
+def test_the_command_line_and_its_help_import_nothing_heavy() -> None:
+    program = "import sys\nfrom undrift.cli import main\n"
+    for words in (["--help"], ["--version"], []):
+        program += f"sys.argv = ['undrift', *{words}]\ntry:\n main()\nexcept SystemExit: pass\n"
     assert imported_by(program, HEAVY) == []
 
 
-@pytest.mark.parametrize("module", ["run", "compare", "demo", "diagnose"])
-def test_commands_import_only_what_all_runs_need(module: str) -> None:
-    assert imported_by(f"import undrift.cli.{module}", FOR_SOME) == []
-
-
-def test_simulate_imports_only_what_all_runs_need() -> None:
-    assert imported_by("from undrift import simulate, scaffold, fedpvr", FOR_SOME) == []
+def test_commands_and_simulate_import_only_what_all_runs_need() -> None:
+    modules = ", ".join(f"undrift.cli.{module}" for module in ("run", "compare", "demo", "diagnose"))
+    assert imported_by(f"import {modules}\nfrom undrift import simulate, scaffold, fedpvr", FOR_SOME) == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

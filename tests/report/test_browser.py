@@ -34,9 +34,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Browser:
+    return opened(browser, address, 1000)
+
+
+def opened(browser: Browser, address: str, width: int, *, dark: bool = False) -> Browser:
     browser.complaints.clear()
     browser.requested.clear()
-    browser.size(1000)
+    browser.size(width, dark=dark)
     browser.open(address)
     return browser
 
@@ -118,9 +122,10 @@ def test_names_of_clients_stay_text(page: Browser) -> None:
 
 @pytest.mark.parametrize("width", [400, 1000, 1600])
 @pytest.mark.parametrize("dark", [False, True])
-def test_nothing_sticks_out_in_any_width_and_both_themes(page: Browser, width: int, dark: bool, address: str) -> None:
-    page.size(width, dark=dark)
-    page.open(address)
+def test_nothing_sticks_out_in_any_width_and_both_themes(
+    browser: Browser, width: int, dark: bool, address: str
+) -> None:
+    page = opened(browser, address, width, dark=dark)
     assert page.run("document.documentElement.scrollWidth") <= width
     ground = page.run("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, ground[4:-1].split(","))) < 200) == dark

@@ -18,7 +18,10 @@ COMMANDS = {
     "init": ("init:init", "Write a commented configuration to start from."),
     "run": ("run:run", "One run."),
     "compare": ("compare:compare", "The same federation under several algorithms, seeds and settings."),
-    "diagnose": ("diagnose:diagnose", "Measure the drift in this federation and recommend what to use."),
+    "diagnose": (
+        "diagnose:diagnose",
+        "Find the best algorithm for this federation: a probe, and a race of candidates on the federation itself.",
+    ),
     "report": (
         "report:report",
         "One self-contained HTML page: verdict, curves, federation, drift, clients, configuration.",

@@ -34,7 +34,7 @@ FLAGS = (
     "--hide-scrollbars",
     "--force-color-profile=srgb",
 )
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 class Browser:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from undrift.core.numerics import settle
 from undrift.core.plugins import own_modules
+from undrift.core.processes import Guard
 from undrift.core.signals import impatient
 from undrift.core.tree import Packing, Tree, clone, copy_into
 from undrift.core.trouble import describe
@@ -145,6 +146,8 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             where = f"engine.address = {self.address!r}" if self.address else "engine.name = 'ray'"
             raise ConfigError(f"{where}: no Ray cluster ({_first_line(error)})") from None
+        except Exception as error:  # what Ray raises where it takes too long to start is no more than that
+            raise RunError(f"engine.name = 'ray': no Ray cluster ({_first_line(error)})") from None
         return True
 
     def capacity(self) -> int:
@@ -170,10 +173,13 @@ class Ray:
         self.worker, self.work = worker, work
         self.messages = worker.messages()
         self._parcels: list[Any] = []
-        self.owned = cluster.join(workers)
+        # Some processes of a cluster of our own see only after many seconds that the driver was killed.
+        alone = cluster.address is None and not ray.is_initialized()
+        self._guard, self.owned = Guard("/ray/") if alone else None, False
         try:
+            self.owned = cluster.join(workers)
             room = cluster.capacity()
-        except ConfigError:
+        except UndriftError:
             self.close()
             raise
         self.workers = max(1, min(workers or room, room))
@@ -290,6 +296,8 @@ class Ray:
         self._parcels.clear()
         if self.owned:
             ray.shutdown()
+        if self._guard is not None:
+            self._guard.close()
 
 
 def _keep_to_loopback(own: bool) -> None:

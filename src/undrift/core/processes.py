@@ -5,12 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
-
-from undrift.core import guard
 
 _PR_SET_PDEATHSIG = 1
 
@@ -29,18 +26,6 @@ def _watch(parent: int) -> None:  # pragma: no cover
     while os.getppid() == parent:
         threading.Event().wait(0.5)
     os._exit(1)
-
-
-class Guard:
-    """Ends what this process starts from now on with a word in its command, when this process ends, in whatever way."""
-
-    def __init__(self, word: str) -> None:
-        command = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), word]
-        self._script = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-
-    def close(self) -> None:
-        """They are not needed any more."""
-        self._script.communicate()
 
 
 def processor_time(pid: int) -> int | None:

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from undrift.core.numerics import settle
 from undrift.core.plugins import own_modules
-from undrift.core.processes import Guard
 from undrift.core.signals import impatient
 from undrift.core.tree import Packing, Tree, clone, copy_into
 from undrift.core.trouble import describe
@@ -173,13 +172,10 @@ class Ray:
         self.worker, self.work = worker, work
         self.messages = worker.messages()
         self._parcels: list[Any] = []
-        # Some processes of a cluster of our own see only after many seconds that the driver was killed.
-        alone = cluster.address is None and not ray.is_initialized()
-        self._guard, self.owned = Guard("/ray/") if alone else None, False
+        self.owned = cluster.join(workers)
         try:
-            self.owned = cluster.join(workers)
             room = cluster.capacity()
-        except UndriftError:
+        except ConfigError:
             self.close()
             raise
         self.workers = max(1, min(workers or room, room))
@@ -296,8 +292,6 @@ class Ray:
         self._parcels.clear()
         if self.owned:
             ray.shutdown()
-        if self._guard is not None:
-            self._guard.close()
 
 
 def _keep_to_loopback(own: bool) -> None:

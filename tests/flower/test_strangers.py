@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+import httpx
 import numpy as np
 import rogue as rogue_messages
 import torch
@@ -27,10 +28,11 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from test_sites import run
 from worlds import SITES, Nearby, federated, lost, parts, read_json, write_data
 
+from forked import until
 from undrift.core.files import read_lines
 from undrift.errors import ConfigError, DataError, RunError, RunWarning
 from undrift.experiment.config import Config
-from undrift.federation import setup
+from undrift.federation import link, setup
 from undrift.federation.daemons import SECRET_HEADER, Gate, Rhythm, _keys, proof_of
 from undrift.federation.engine import Answer
 from undrift.federation.messages import RAW, RefusedError, pack
@@ -93,7 +95,6 @@ def test_join_survives_whatever_a_task_does(monkeypatch: pytest.MonkeyPatch) -> 
     join: Any = importlib.import_module("undrift.federation.join")
 
     class Heart:
-        def __init__(self, beat: Any) -> None: ...
         def start(self) -> None: ...
         def stop(self) -> None: ...
 
@@ -103,14 +104,29 @@ def test_join_survives_whatever_a_task_does(monkeypatch: pytest.MonkeyPatch) -> 
     def never(*rest: Any) -> Any:
         raise TimeoutError("timeout or retry limit reached\x1b[2J")
 
-    monkeypatch.setattr(join, "HeartbeatSender", Heart)
-    monkeypatch.setattr(join, "make_task_heartbeat_fn_http", lambda client: None)
+    monkeypatch.setattr(join, "heart_of", lambda client: Heart())
     monkeypatch.setattr(join.RuntimeHttpClient, "from_server_address", lambda *rest, **more: Client())
     monkeypatch.setattr(join, "pull_task_input", never)
     said = join._carry_out("127.0.0.1:1", "token", 1.0)
     assert "could not be received" in said
     assert "\x1b" not in said
     assert join.pull_and_inflate_object_from_tree.__kwdefaults__["max_time"] == 1.0
+
+
+def test_a_server_started_anew_does_not_end_the_heart_with_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    beats: list[int] = []
+
+    def refused() -> bool:
+        beats.append(1)
+        request = httpx.Request("POST", "https://127.0.0.1/v1/runtime/send-task-heartbeat")
+        raise httpx.HTTPStatusError("401 Unauthorized", request=request, response=httpx.Response(401))
+
+    monkeypatch.setattr(link, "make_task_heartbeat_fn_http", lambda client: refused)
+    heart = link.heart_of(None)  # type: ignore[arg-type]
+    heart.start()
+    until(lambda: beats, 20)
+    assert heart.is_running
+    heart.stop()
 
 
 # A7, A10: the gate in front of the server.

@@ -145,6 +145,8 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             where = f"engine.address = {self.address!r}" if self.address else "engine.name = 'ray'"
             raise ConfigError(f"{where}: no Ray cluster ({_first_line(error)})") from None
+        except Exception as error:  # what Ray raises where it takes too long to start is no more than that
+            raise RunError(f"engine.name = 'ray': no Ray cluster ({_first_line(error)})") from None
         return True
 
     def capacity(self) -> int:

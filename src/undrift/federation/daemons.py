@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import ctypes
 import datetime
 import hashlib
 import hmac
 import ipaddress
 import os
+import signal
 import sys
 import threading
 import time
@@ -29,6 +31,7 @@ LARGEST = 32 << 20
 SECRET_HEADER = "undrift-secret"
 UNKNOWN_SITE = 412, '{"code": 2004, "detail": "not signed by a site of this federation"}'
 """Flower's own answer to such a site; after another one a SuperNode ends without a word, or not at all."""
+_PR_SET_PDEATHSIG = 1
 _CLOCKS = 305.0
 """Seconds by which two machines' clocks may differ, as in Flower."""
 
@@ -126,6 +129,8 @@ def watch_parent(parent: int) -> None:
         os._exit(1)
 
     if parent:
+        if sys.platform == "linux":  # at once
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         threading.Thread(target=watch, daemon=True).start()
 
 

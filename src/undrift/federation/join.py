@@ -22,7 +22,6 @@ from flwr.app import Context, Error, Message
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
@@ -38,7 +37,7 @@ from undrift.core.text import printable
 from undrift.data.formats import read_npz
 from undrift.errors import RunError, UndriftError
 from undrift.federation.client_app import app
-from undrift.federation.link import ACQUIRE, patient
+from undrift.federation.link import ACQUIRE, heart_of, patient
 from undrift.federation.processes import child, free_port, trouble, until_stopped
 from undrift.federation.setup import SiteFolder, check_expiry
 
@@ -132,7 +131,7 @@ def _carry_out(address: str, token: str, timeout: float) -> str:
     version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
     interceptors: list[ProtobufClientInterceptor] = [version, RuntimeTokenHttpInterceptor(token)]
     client = RuntimeHttpClient.from_server_address(address, True, None, interceptors, retry_invoker=patient())
-    heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heart = heart_of(client)
     with contextlib.closing(client):
         heart.start()
         try:

@@ -159,7 +159,7 @@ def on_grid(server: ServerFolder, body: Callable[[Grid], T]) -> T:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     with _reaching():
         grid, context = _new_run(server)
-    heart = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
+    heart = heart_of(grid._runtime_client)
     heart.start()
     status, details = SubStatus.FAILED, "interrupted"
     try:
@@ -175,6 +175,19 @@ def on_grid(server: ServerFolder, body: Callable[[Grid], T]) -> T:
         with contextlib.suppress(httpx.HTTPError, RunNotRunningException):
             grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
         grid.close()
+
+
+def heart_of(client: RuntimeHttpClient) -> HeartbeatSender:
+    """Tells Flower that this process lives. A server that was started anew refuses, which is said where it matters."""
+    beat = make_task_heartbeat_fn_http(client)
+
+    def steady() -> bool:
+        try:
+            return beat()
+        except httpx.HTTPError:
+            return False
+
+    return HeartbeatSender(steady)
 
 
 def _new_run(server: ServerFolder) -> tuple[HttpGrid, Context]:

@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,17 @@ def supernode() -> None:
     defaults["max_time"] = float(os.environ.get("UNDRIFT_PULL_SECONDS", "300"))
     inner: Any = start_client_internal
     inner.time = Rhythm()
-    flower_supernode()
+    code: object = 0
+    try:
+        flower_supernode()
+    except SystemExit as end:
+        code = end.code
+    except BaseException:  # such as a second signal while Flower ends because of a first one
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)  # threads of Flower's would keep a site that never connects again
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test test-processors coverage lint format docs package bench fuzz soak audit clean
+.PHONY: demo test test-processors coverage lint format docs package bench advice fuzz soak audit clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -50,6 +50,11 @@ format: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/run.py
+
+# Is the advice of `undrift diagnose` any good? Needs the data sets; about an hour on one core, goes on where it was.
+advice: .venv/ready
+	nice -n 5 $(BIN)/python benchmarks/advice/judge.py --part held-out --out build/advice
+	$(BIN)/python benchmarks/advice/table.py --out build/advice
 
 # The campaign: absurd configurations and command lines, damaged folders and data files, rogue messages.
 # SEED, SECONDS (for each part).

@@ -172,10 +172,15 @@ def _section(result: Result) -> str:
         low, high = found["quartiles_over_rounds"]
         mark = " (differs)" if found.get("same_work") is False else ""
         cells = (
-            entry["label"], _seconds(found["seconds_a_round"]), f"{_seconds(low)} to {_seconds(high)}", against,
-            _seconds(found["cpu_seconds_a_round"]), f"{found['start_up_seconds']:.1f}", f"{found['peak_pss_mb']:.0f}",
+            entry["label"],
+            _seconds(found["seconds_a_round"]),
+            f"{_seconds(low)} to {_seconds(high)}",
+            against,
+            _seconds(found["cpu_seconds_a_round"]),
+            f"{found['start_up_seconds']:.1f}",
+            f"{found['peak_pss_mb']:.0f}",
             f"{found['final_loss']:.3f}{mark}",
-        )  # fmt: skip
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

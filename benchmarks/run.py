@@ -63,14 +63,22 @@ def measure(work: Work, system: System, rounds: int, limit: float = LIMIT) -> di
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as ray_folder:
         started = time.time()
         environment = {
-            **os.environ, **threads, "PYTHONPATH": str(HERE), "BENCH_SPEC": json.dumps(spec),
-            "BENCH_STARTED": str(started), "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0",
+            **os.environ,
+            **threads,
+            "PYTHONPATH": str(HERE),
+            "BENCH_SPEC": json.dumps(spec),
+            "BENCH_STARTED": str(started),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "RAY_DEDUP_LOGS": "0",
             "RAY_TMPDIR": ray_folder,  # what a killed cluster flatten in the usual place keeps a new one waiting
-        }  # fmt: skip
+        }
         process = subprocess.Popen(
-            [str(python_of(system.environment)), "-m", f"peers.{system.module}"], env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [str(python_of(system.environment)), "-m", f"peers.{system.module}"],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         watch = Watch(process.pid)
         try:
             out, errors = process.communicate(timeout=limit)
@@ -124,10 +132,17 @@ def run(work: Work, *, quick: bool, repeat: int, rounds: int | None) -> dict[str
             print(f"({work.key}) {repetition + 1}/{repeat} {system.label}: {shown}", flush=True)
     spec = {key: value for key, value in work.of(systems[0], count).items() if key not in dict(systems[0].settings)}
     return {
-        "work": work.key, "title": work.title, "spec": spec, "quick": quick, "repeat": repeat, "rounds": count,
-        "date": datetime.date.today().isoformat(), "machine": machine(), "load_before": round(load, 2),
+        "work": work.key,
+        "title": work.title,
+        "spec": spec,
+        "quick": quick,
+        "repeat": repeat,
+        "rounds": count,
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "load_before": round(load, 2),
         "systems": found,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

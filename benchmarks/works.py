@@ -14,9 +14,20 @@ WARM = 2
 CNN: Spec = {"model": "cnn-cifar", "shape": [3, 32, 32], "classes": 10, "set": "images", "samples": 50_000, "lr": 0.05}
 ROWS: Spec = {"model": "mlp", "shape": [784], "classes": 47, "set": "rows", "samples": 50_000, "lr": 0.1}
 DEFAULTS: Spec = {
-    "algorithm": "fedavg", "users": 1000, "per_user": 50, "cohort": 10, "batch": 10, "eval_every": 0, "test": 10_000,
-    "seed": 0, "precision": "fp32", "workers": None, "threads": 1, "processes": 1, "server_samples": 200,
-}  # fmt: skip
+    "algorithm": "fedavg",
+    "users": 1000,
+    "per_user": 50,
+    "cohort": 10,
+    "batch": 10,
+    "eval_every": 0,
+    "test": 10_000,
+    "seed": 0,
+    "precision": "fp32",
+    "workers": None,
+    "threads": 1,
+    "processes": 1,
+    "server_samples": 200,
+}
 
 
 @dataclass(frozen=True)
@@ -83,8 +94,12 @@ class Work:
 
 PFL = ("pfl-1t", "pfl-2t")
 A = Work(
-    "a", "cnn-cifar, 10 of 1,000 clients x 50 samples, batch 10, 1 epoch, FedAvg", CNN,
-    (OURS, FLOWER, PFL_2, LOOP_2, OURS_BF16, OURS_ONE, PFL_1, LOOP_1, PFL_2P, PFL_BF16), 40, 12,
+    "a",
+    "cnn-cifar, 10 of 1,000 clients x 50 samples, batch 10, 1 epoch, FedAvg",
+    CNN,
+    (OURS, FLOWER, PFL_2, LOOP_2, OURS_BF16, OURS_ONE, PFL_1, LOOP_1, PFL_2P, PFL_BF16),
+    40,
+    12,
     (
         Bar("3x Flower, fp32", ("ours",), ("flower",), 3.0),
         Bar("1.6x pfl-research (better thread setting), fp32", ("ours",), PFL, 1.6),
@@ -93,50 +108,67 @@ A = Work(
         Bar("at most 10 % slower than the hand-written loop in 2 processes", ("ours",), ("loop-2",), 1 / 1.1),
         Bar("two workers 1.7x one worker", ("ours",), ("ours-1",), 1.7),
     ),
-)  # fmt: skip
+)
 B = Work(
-    "b", "cnn-cifar, 50 of 1,000 clients x 50 samples, batch 10, 10,000 images evaluated every 10 rounds",
+    "b",
+    "cnn-cifar, 50 of 1,000 clients x 50 samples, batch 10, 10,000 images evaluated every 10 rounds",
     {**CNN, "cohort": 50, "eval_every": 10},
-    (OURS, FLOWER, PFL_2, OURS_BF16, PFL_1, LOOP_2, PFL_2P), 22, 12,
+    (OURS, FLOWER, PFL_2, OURS_BF16, PFL_1, LOOP_2, PFL_2P),
+    22,
+    12,
     (
         Bar("4x Flower, evaluation included", ("ours", "ours-bf16"), ("flower",), 4.0),
         Bar("2.2x pfl-research, evaluation included", ("ours", "ours-bf16"), PFL, 2.2),
     ),
-)  # fmt: skip
+)
 C = Work(
-    "c", "MLP 784-200-47, 10 of 1,000 clients x 50 samples, batch 10", ROWS,
-    (OURS, FLOWER, PFL_1, LOOP_2, PFL_2, LOOP_1, PFL_2P), 80, 30,
+    "c",
+    "MLP 784-200-47, 10 of 1,000 clients x 50 samples, batch 10",
+    ROWS,
+    (OURS, FLOWER, PFL_1, LOOP_2, PFL_2, LOOP_1, PFL_2P),
+    80,
+    30,
     (
         Bar("18x Flower", ("ours",), ("flower",), 18.0),
         Bar("2.2x pfl-research", ("ours",), PFL, 2.2),
     ),
-)  # fmt: skip
+)
 D = Work(
-    "d", "the work of (a) under SCAFFOLD and FedADC (Flower has neither)", CNN,
+    "d",
+    "the work of (a) under SCAFFOLD and FedADC (Flower has neither)",
+    CNN,
     (
-        OURS, system("ours-scaffold", "ours", "undrift, SCAFFOLD", algorithm="scaffold"),
+        OURS,
+        system("ours-scaffold", "ours", "undrift, SCAFFOLD", algorithm="scaffold"),
         system("pfl-2t-scaffold", "pfl_sim", "pfl-research, SCAFFOLD, 2 threads", algorithm="scaffold", threads=CORES),
         system("ours-fedadc", "ours", "undrift, FedADC", algorithm="fedadc"),
         system("pfl-1t-scaffold", "pfl_sim", "pfl-research, SCAFFOLD, 1 thread", algorithm="scaffold"),
-    ), 40, 12,
+    ),
+    40,
+    12,
     (
         Bar("SCAFFOLD costs at most 10 % more than FedAvg", ("ours-scaffold",), ("ours",), 1 / 1.1),
         Bar("FedADC costs at most 10 % more than FedAvg", ("ours-fedadc",), ("ours",), 1 / 1.1),
     ),
-)  # fmt: skip
+)
 E = Work(
-    "e", "ResNet-8 (group norm), 4 of 40 clients x 500 samples, batch 50",
+    "e",
+    "ResNet-8 (group norm), 4 of 40 clients x 500 samples, batch 50",
     {**CNN, "model": "resnet8", "users": 40, "per_user": 500, "cohort": 4, "batch": 50, "lr": 0.1},
-    (OURS, FLOWER, PFL_2, LOOP_2, System(**{**vars(OURS_BF16), "quick": False}), PFL_1, LOOP_1, PFL_2P), 12, 6,
+    (OURS, FLOWER, PFL_2, LOOP_2, System(**{**vars(OURS_BF16), "quick": False}), PFL_1, LOOP_1, PFL_2P),
+    12,
+    6,
     (
         Bar("1.5x Flower", ("ours",), ("flower",), 1.5),
         Bar("1.5x pfl-research", ("ours",), PFL, 1.5),
         Bar("at most 10 % slower than the hand-written loop in 2 processes", ("ours",), ("loop-2",), 1 / 1.1),
     ),
-)  # fmt: skip
+)
 RULES = ("scaffold", "fedpvr", "feddyn", "fsl")
 R = Work(
-    "r", "the work of (a) under other algorithms, each beside a hand-written loop of the same algorithm", CNN,
+    "r",
+    "the work of (a) under other algorithms, each beside a hand-written loop of the same algorithm",
+    CNN,
     (
         OURS,
         *(
@@ -148,7 +180,9 @@ R = Work(
             )
         ),
         system("ours-fedadc", "ours", "undrift, fedadc", algorithm="fedadc"),
-    ), 20, 10,
+    ),
+    20,
+    10,
     (
         *(
             Bar(f"{name} costs at most 10 % more than FedAvg", (f"ours-{name}",), ("ours",), 1 / 1.1)
@@ -159,9 +193,11 @@ R = Work(
             for name in RULES
         ),
     ),
-)  # fmt: skip
+)
 GROWTH = Work(
-    "growth", "undrift's time a round and memory as one quantity grows, the rest as in (a)", CNN,
+    "growth",
+    "undrift's time a round and memory as one quantity grows, the rest as in (a)",
+    CNN,
     (
         *(
             system(f"population-{n}", "ours", f"population {n:,}", users=n, quick=n in (100, 1_000_000))
@@ -171,13 +207,16 @@ GROWTH = Work(
         *(
             system(f"model-{key}", "ours", f"model {key}", quick=key == "linear", model=name, options=options)
             for key, name, options in (
-                ("linear", "linear", {}), ("mlp-200", "mlp", {"hidden": [200]}), ("cnn-cifar", "cnn-cifar", {}),
-                ("mlp-1000", "mlp", {"hidden": [1000, 1000]}), ("vgg11-quarter", "vgg11", {"width": 0.25}),
+                ("linear", "linear", {}),
+                ("mlp-200", "mlp", {"hidden": [200]}),
+                ("cnn-cifar", "cnn-cifar", {}),
+                ("mlp-1000", "mlp", {"hidden": [1000, 1000]}),
+                ("vgg11-quarter", "vgg11", {"width": 0.25}),
             )
         ),
-    ), 20, 8,
-    (
-        Bar("population 1,000,000 within 10 % of 100", ("population-1000000",), ("population-100",), 1 / 1.1),
     ),
-)  # fmt: skip
+    20,
+    8,
+    (Bar("population 1,000,000 within 10 % of 100", ("population-1000000",), ("population-100",), 1 / 1.1),),
+)
 WORKS = {work.key: work for work in (A, B, C, D, E, R, GROWTH)}

@@ -92,19 +92,33 @@ def textbook(work: dict[str, Any]) -> nn.Sequential:
     classes = work["classes"]
     if work["model"] == "cnn-cifar":
         return nn.Sequential(
-            nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Dropout(0.25), nn.Flatten(), nn.Linear(4096, 128), nn.ReLU(),
-            nn.Dropout(0.5), nn.Linear(128, classes),
-        )  # fmt: skip
+            nn.Conv2d(3, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+            nn.Flatten(),
+            nn.Linear(4096, 128),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Linear(128, classes),
+        )
     if work["model"] == "mlp":
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, classes))
     if work["model"] == "resnet8":
         return nn.Sequential(
-            nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.GroupNorm(2, 16), nn.ReLU(),
-            Block(16, 16, 1), Block(16, 32, 2), Block(32, 64, 2),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes),
-        )  # fmt: skip
+            nn.Conv2d(3, 16, 3, padding=1, bias=False),
+            nn.GroupNorm(2, 16),
+            nn.ReLU(),
+            Block(16, 16, 1),
+            Block(16, 32, 2),
+            Block(32, 64, 2),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(64, classes),
+        )
     raise ValueError(f"no textbook form of {work['model']}")
 
 

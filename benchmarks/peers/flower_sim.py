@@ -67,9 +67,11 @@ def main_server(grid: Grid, context: Context) -> None:
         return metrics
 
     strategy = FedAvg(
-        fraction_train=work["cohort"] / work["users"], fraction_evaluate=0.0, min_train_nodes=work["cohort"],
+        fraction_train=work["cohort"] / work["users"],
+        fraction_evaluate=0.0,
+        min_train_nodes=work["cohort"],
         min_available_nodes=work["users"],
-    )  # fmt: skip
+    )
     result = strategy.start(
         grid=grid, initial_arrays=ArrayRecord(net.state_dict()), num_rounds=work["rounds"], evaluate_fn=after_round
     )

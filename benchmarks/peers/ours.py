@@ -35,13 +35,21 @@ def main() -> None:
     )
     clock = common.Clock(work["rounds"])
     result = undrift.simulate(
-        module, clients_of(work), RULES[work["algorithm"]](),
+        module,
+        clients_of(work),
+        RULES[work["algorithm"]](),
         test_data=common.data(work, "test") if work["eval_every"] else None,
         server_data=_server_data(work) if work["algorithm"] == "fsl" else None,
-        rounds=work["rounds"], cohort=work["cohort"], batch_size=work["batch"], lr=work["lr"],
-        eval_every=work["eval_every"] or work["rounds"], seed=work["seed"], workers=work["workers"],
-        precision=work["precision"], progress=lambda round, *_: clock.at(round),
-    )  # fmt: skip
+        rounds=work["rounds"],
+        cohort=work["cohort"],
+        batch_size=work["batch"],
+        lr=work["lr"],
+        eval_every=work["eval_every"] or work["rounds"],
+        seed=work["seed"],
+        workers=work["workers"],
+        precision=work["precision"],
+        progress=lambda round, *_: clock.at(round),
+    )
     torch.set_num_threads(1)
     common.report(work, clock, result.model, {"undrift": undrift.__version__})
 

@@ -73,15 +73,19 @@ def _users(work: dict) -> FederatedDataset:
 
 def _algorithm(work: dict) -> tuple:
     general = {
-        "central_num_iterations": work["rounds"], "evaluation_frequency": work["rounds"] + 1,
-        "train_cohort_size": work["cohort"], "val_cohort_size": 0,
-    }  # fmt: skip
+        "central_num_iterations": work["rounds"],
+        "evaluation_frequency": work["rounds"] + 1,
+        "train_cohort_size": work["cohort"],
+        "val_cohort_size": 0,
+    }
     if work["algorithm"] != "scaffold":
         return FederatedAveraging(), NNAlgorithmParams(**general)
     return SCAFFOLD(), SCAFFOLDParams(
-        **general, population=work["users"], use_gradient_as_control_variate=False,
+        **general,
+        population=work["users"],
+        use_gradient_as_control_variate=False,
         user_state_storage=InMemoryUserStateStorage(),
-    )  # fmt: skip
+    )
 
 
 def run(work: dict, *, first: bool) -> None:
@@ -98,9 +102,13 @@ def run(work: dict, *, first: bool) -> None:
         callbacks.insert(0, CentralEvaluationCallback(held, evaluation, frequency=work["eval_every"]))
     algorithm, params = _algorithm(work)
     algorithm.run(
-        params, SimulatedBackend(users, users), model,
+        params,
+        SimulatedBackend(users, users),
+        model,
         NNTrainHyperParams(local_num_epochs=1, local_learning_rate=work["lr"], local_batch_size=work["batch"]),
-        evaluation, callbacks=callbacks, send_metrics_to_platform=False,
-    )  # fmt: skip
+        evaluation,
+        callbacks=callbacks,
+        send_metrics_to_platform=False,
+    )
     if first:
         common.report(work, clock, net, {"pfl": __version__})

@@ -32,9 +32,21 @@ ACCURACY, LOSS = Monitor("accuracy"), Monitor("loss", less=True)
 def findings(**changes: Any) -> Findings:
     point = Point("start", 5.0, 1.0, 1.0, 0.1, 0.8, True)
     found = Findings(
-        20, 10, 40, 1000, 5.0, None, 5.0, [point], 1.0, 3.0,
-        {"body": 1.0, "head": 4.0}, {"body": 0.9, "head": 0.1}, 0.5, ServerData(50, 0.8, 0.1, True, 0.05),
-    )  # fmt: skip
+        20,
+        10,
+        40,
+        1000,
+        5.0,
+        None,
+        5.0,
+        [point],
+        1.0,
+        3.0,
+        {"body": 1.0, "head": 4.0},
+        {"body": 0.9, "head": 0.1},
+        0.5,
+        ServerData(50, 0.8, 0.1, True, 0.05),
+    )
     return replace(found, **changes)
 
 

@@ -30,8 +30,19 @@ ALGORITHM, ROGUE = "scaffold+topk+quantise", "south"
 INTEGERS = [0, 1, -1, 2, 7, 2**31, 2**53, 10**15, 2**63 - 1, -(2**63)]
 FLOATS = [0.0, -1.0, 1e-320, 1e30, 1e38, 1e308, float("nan"), float("inf"), float("-inf")]
 TEXTS = [
-    "", "x", "\x1b]0;gotcha\x07", "\x1b[2J", "a\nb", "\0", "[/bold]", "é" * 300, "x" * 3000, "0" * 32, "{}", "[" * 5000,
-]  # fmt: skip
+    "",
+    "x",
+    "\x1b]0;gotcha\x07",
+    "\x1b[2J",
+    "a\nb",
+    "\0",
+    "[/bold]",
+    "é" * 300,
+    "x" * 3000,
+    "0" * 32,
+    "{}",
+    "[" * 5000,
+]
 VALUES: list[Any] = [*INTEGERS, *FLOATS, *TEXTS, True, False, b"", b"\xff" * 9, [], [1, 2], [0.5], ["x"], [True]]
 TYPES = ["float32", "float64", "uint8", "int64", "bool", "object", "float16", "", "\x1b[31m", "O" * 500]
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (-1,), (2**31,), (2**62,), (1, 1), (0, 5), (3, -3), (1,) * 300]

@@ -134,8 +134,11 @@ def test_the_guide_from_simulation_to_federation_with_the_server_killed(world: W
     first, resumed = (shlex.split(command) for command in COMMANDS[7:])
     out = world.folder / "runs" / "hospitals"
     world.start("run", *first, "--set", "engine.checkpoint_seconds=0.0")
-    until(lambda: (out / "checkpoint" / "state.json").exists() and len(read_lines(out / "rounds.jsonl")) >= 2, 240,
-          world.log("run").read_text)  # fmt: skip
+    until(
+        lambda: (out / "checkpoint" / "state.json").exists() and len(read_lines(out / "rounds.jsonl")) >= 2,
+        240,
+        world.log("run").read_text,
+    )
     world.kill("run")
     world.kill("server")
     # Killed outright, it takes Flower's process with it.
@@ -156,9 +159,15 @@ def test_a_site_killed_bad_updates_and_strangers(world: World) -> None:
     words = shlex.split(COMMANDS[7])
     words[words.index("runs/hospitals")] = str(out)
     world.start(
-        "run", *words, "--set", "train.rounds=60", "--set", "engine.round_timeout=15",
-        "--set", "engine.checkpoint_seconds=0.0",
-    )  # fmt: skip
+        "run",
+        *words,
+        "--set",
+        "train.rounds=60",
+        "--set",
+        "engine.round_timeout=15",
+        "--set",
+        "engine.checkpoint_seconds=0.0",
+    )
     log = world.log("run").read_text
 
     def lines() -> list[dict[str, Any]]:

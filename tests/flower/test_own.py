@@ -106,9 +106,13 @@ def rewrite(world: Path, x: Any, y: Any) -> None:
         np.savez(world / f"{name}.npz", x=x[start:end], y=y[start:end])
     train = slice(0, edges[-1])
     np.savez(
-        world / "all.npz", x_train=x[train], y_train=y[train], x_test=x[edges[-1] :], y_test=y[edges[-1] :],
+        world / "all.npz",
+        x_train=x[train],
+        y_train=y[train],
+        x_test=x[edges[-1] :],
+        y_test=y[edges[-1] :],
         client=np.repeat(np.arange(3), SIZES),
-    )  # fmt: skip
+    )
 
 
 def test_regression_and_its_mean_error(world: Path) -> None:

@@ -19,13 +19,28 @@ from undrift.federation.run import refuse
 from undrift.federation.setup import init
 
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "fedopt": {}, "fednova": {}, "moon": {}, "personal": {}, "topk": {"fraction": 0.05}, "quantise": {"bits": 4},
-    "dp": {"noise": 0.5, "delta": 0.01}, "krum": {"byzantine": 0}, "clip": {"norm": 0.2},
-}  # fmt: skip
+    "fedopt": {},
+    "fednova": {},
+    "moon": {},
+    "personal": {},
+    "topk": {"fraction": 0.05},
+    "quantise": {"bits": 4},
+    "dp": {"noise": 0.5, "delta": 0.01},
+    "krum": {"byzantine": 0},
+    "clip": {"norm": 0.2},
+}
 CHAINS = (
-    "fedopt+fednova", "topk", "quantise", "scaffold+topk+quantise", "fedpvr+topk+quantise+dp", "scaffold+fsl+dp",
-    "personal+scaffold", "moon+clip", "median", "krum",
-)  # fmt: skip
+    "fedopt+fednova",
+    "topk",
+    "quantise",
+    "scaffold+topk+quantise",
+    "fedpvr+topk+quantise+dp",
+    "scaffold+fsl+dp",
+    "personal+scaffold",
+    "moon+clip",
+    "median",
+    "krum",
+)
 
 
 class Measured(Nearby):

@@ -134,10 +134,16 @@ def bad(kind: str, reply: RecordDict) -> RecordDict:
 
 
 BAD = {
-    "shape": "shape", "larger": "got [780]", "dtype": "float64, float32 is needed", "nan": "NaN",
-    "inf": "infinities", "round": "round 6, 7 was asked for", "loss": "loss is NaN", "extra": "unexpected record",
+    "shape": "shape",
+    "larger": "got [780]",
+    "dtype": "float64, float32 is needed",
+    "nan": "NaN",
+    "inf": "infinities",
+    "round": "round 6, 7 was asked for",
+    "loss": "loss is NaN",
+    "extra": "unexpected record",
     "pickle": "only 'undrift.raw' is read",
-}  # fmt: skip
+}
 
 
 def test_bad_updates_are_refused_with_the_site_and_the_reason(world: Path) -> None:

@@ -285,14 +285,24 @@ def test_mutated_messages(tmp_path: Path) -> None:
 def train_message(world: Path, **changes: Any) -> RecordDict:
     """A message as the server sends it, with other settings."""
     settings = {
-        "seed": 0, "model": {"name": "linear"}, "algorithm": {"name": changes.pop("algorithm", "fedavg")},
+        "seed": 0,
+        "model": {"name": "linear"},
+        "algorithm": {"name": changes.pop("algorithm", "fedavg")},
         "train": {"batch_size": 10, "lr": 0.1} | changes.pop("train", {}),
-    }  # fmt: skip
+    }
     task = Task((8,), 3, None, None).to_json()
     meta = {
-        "run": "0" * 32, "round": 1, "lr": 0.1, "client": 0, "clients": 3, "accepted": 0, "safe": 0, "shared": 0,
-        "settings": json.dumps(settings), "task": task,
-    }  # fmt: skip
+        "run": "0" * 32,
+        "round": 1,
+        "lr": 0.1,
+        "client": 0,
+        "clients": 3,
+        "accepted": 0,
+        "safe": 0,
+        "shared": 0,
+        "settings": json.dumps(settings),
+        "task": task,
+    }
     return pack(meta | changes, torch.zeros(27))
 
 

@@ -21,8 +21,11 @@ from undrift.rounds.loop import Result
 SITES = ("east", "north", "south")
 SIZES = (40, 55, 32)
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "fedavg": {}, "scaffold": {}, "fedpvr+fsl": {"fedpvr": {"layers": 1}, "fsl": {"gamma": 0.5}}, "fedadc": {},
-}  # fmt: skip
+    "fedavg": {},
+    "scaffold": {},
+    "fedpvr+fsl": {"fedpvr": {"layers": 1}, "fsl": {"gamma": 0.5}},
+    "fedadc": {},
+}
 
 TRAIN: dict[str, Any] = {}
 """Further settings of the training."""
@@ -44,10 +47,13 @@ def write_data(folder: Path) -> None:
     np.savez(folder / "server.npz", x_test=test[0], y_test=test[1])
     np.savez(folder / "d0.npz", x=own[0], y=own[1])
     np.savez(
-        folder / "all.npz", x_train=np.concatenate([x for x, _ in pairs]),
-        y_train=np.concatenate([y for _, y in pairs]), x_test=test[0], y_test=test[1],
+        folder / "all.npz",
+        x_train=np.concatenate([x for x, _ in pairs]),
+        y_train=np.concatenate([y for _, y in pairs]),
+        x_test=test[0],
+        y_test=test[1],
         client=np.repeat(np.arange(3), SIZES),
-    )  # fmt: skip
+    )
 
 
 def settings(folder: Path, algorithm: str, rounds: int, **more: Any) -> dict[str, Any]:

@@ -64,8 +64,11 @@ def soak(rounds: int, workers: int) -> bool:
     merged = {**given, "algorithm": {"name": "scaffold"}, **settings, "train": given["train"] | settings["train"]}
     run_config(parse(merged), Path("soak"), progress=look)
     (early, files), (late, files_late) = marks[rounds // 10], marks[rounds]
-    print(f"{rounds} rounds, {workers} workers: {early} -> {late} kB ({late / early - 1:+.2%}), "
-          f"open files {files} -> {files_late}", flush=True)  # fmt: skip
+    print(
+        f"{rounds} rounds, {workers} workers: {early} -> {late} kB ({late / early - 1:+.2%}), "
+        f"open files {files} -> {files_late}",
+        flush=True,
+    )
     shutil.rmtree("soak")
     return late <= 1.02 * early and files == files_late
 

@@ -165,14 +165,23 @@ def test_what_unpacks_to_more_than_there_is_room_for(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("setting", "key"),
     [
-        ("seed=18446744073709551616", "seed"), ("partition.seed=18446744073709551616", "seed"),
-        ("train.lr=1e200", "train.lr"), ("train.lr=1e-320", "train.lr"), ("model.hidden=[1000000000]", "model.hidden"),
-        ("model.hidden=[10000000, 10000000]", "model"), ("algorithm.fedprox.mu=1e200", "mu"),
-        ("data.heterogeneity=1e300", "heterogeneity"), ("partition.clients=99999999999999999999", "clients"),
-        ("engine.workers=100000000", "workers"), ("seed=0x" + "f" * 6000, "seed"), ("seed=" + "9" * 5000, "seed"),
-        ("algorithm.name=0x" + "f" * 6000, "name"), ("train.lr=" + "[" * 2000, "lr"), ("a" + ".a" * 3000 + "=1", "a"),
+        ("seed=18446744073709551616", "seed"),
+        ("partition.seed=18446744073709551616", "seed"),
+        ("train.lr=1e200", "train.lr"),
+        ("train.lr=1e-320", "train.lr"),
+        ("model.hidden=[1000000000]", "model.hidden"),
+        ("model.hidden=[10000000, 10000000]", "model"),
+        ("algorithm.fedprox.mu=1e200", "mu"),
+        ("data.heterogeneity=1e300", "heterogeneity"),
+        ("partition.clients=99999999999999999999", "clients"),
+        ("engine.workers=100000000", "workers"),
+        ("seed=0x" + "f" * 6000, "seed"),
+        ("seed=" + "9" * 5000, "seed"),
+        ("algorithm.name=0x" + "f" * 6000, "name"),
+        ("train.lr=" + "[" * 2000, "lr"),
+        ("a" + ".a" * 3000 + "=1", "a"),
     ],
-)  # fmt: skip
+)
 def test_absurd_values(setting: str, key: str, here: Path, undrift: Undrift) -> None:
     name = ["--set", "algorithm.name=fedprox"] if "fedprox" in setting else []
     said_no(undrift("run", "c.toml", "--out", "out", "--set", setting, *name), 2, key)
@@ -202,18 +211,28 @@ def test_configurations_that_are_none(config: str, here: Path, undrift: Undrift)
 @pytest.mark.parametrize(
     "words",
     [
-        ("run", "c.toml", "--out", "a\0b"), ("run", "c.toml", "--out", "x" * 5000),
+        ("run", "c.toml", "--out", "a\0b"),
+        ("run", "c.toml", "--out", "x" * 5000),
         ("run", "c.toml", "--out", "c.toml/out"),
-        ("run", "a\0b"), ("run", "x" * 5000), ("compare", "c.toml", "--algorithms", "fedavg", "--out", "c.toml"),
-        ("compare", "c.toml", "--algorithms", "fedavg", "--out", "c.toml/a"), ("demo", "--out", "c.toml"),
-        ("diagnose", "c.toml", "--out", "c.toml"), ("diagnose", "c.toml", "--rates", "nan"),
-        ("reproduce", "fsl-table-1", "--scale", "nan"), ("reproduce", "fsl-table-1", "--results", "c.toml"),
-        ("plot", "c.toml"), ("plot", "x" * 5000), ("conformal", "x" * 5000),
+        ("run", "a\0b"),
+        ("run", "x" * 5000),
+        ("compare", "c.toml", "--algorithms", "fedavg", "--out", "c.toml"),
+        ("compare", "c.toml", "--algorithms", "fedavg", "--out", "c.toml/a"),
+        ("demo", "--out", "c.toml"),
+        ("diagnose", "c.toml", "--out", "c.toml"),
+        ("diagnose", "c.toml", "--rates", "nan"),
+        ("reproduce", "fsl-table-1", "--scale", "nan"),
+        ("reproduce", "fsl-table-1", "--results", "c.toml"),
+        ("plot", "c.toml"),
+        ("plot", "x" * 5000),
+        ("conformal", "x" * 5000),
         ("data", "check", "cifar10", "--root", "a\0b"),
-        ("federation", "init", "c.toml", "--sites", "a,b"), ("federation", "serve", "c.toml"),
-        ("cuts", "c.toml", "--set", "model.hidden=[1000000000]"), ("results", "--results", "a\0b"),
+        ("federation", "init", "c.toml", "--sites", "a,b"),
+        ("federation", "serve", "c.toml"),
+        ("cuts", "c.toml", "--set", "model.hidden=[1000000000]"),
+        ("results", "--results", "a\0b"),
     ],
-)  # fmt: skip
+)
 def test_absurd_command_lines(words: tuple[str, ...], here: Path, undrift: Undrift) -> None:
     answer = undrift(*words)
     assert answer.code in (1, 2)

@@ -123,9 +123,18 @@ def test_control_c_beside_a_stopped_worker(here: Path) -> None:
 
 def test_a_comparison_that_is_stopped_saves_its_runs(here: Path) -> None:
     run = Command(
-        "compare", "c.toml", "--algorithms", "fedavg,scaffold", "--out", "out", "--quiet",
-        "--set", "train.rounds=100000", "--set", "engine.checkpoint_seconds=1000",
-    )  # fmt: skip
+        "compare",
+        "c.toml",
+        "--algorithms",
+        "fedavg,scaffold",
+        "--out",
+        "out",
+        "--quiet",
+        "--set",
+        "train.rounds=100000",
+        "--set",
+        "engine.checkpoint_seconds=1000",
+    )
     folders = [here / "out" / name / "seed1" for name in ("fedavg", "scaffold")]
     try:
         until(lambda: all(len(read_lines(folder / "rounds.jsonl")) > 2 for folder in folders))

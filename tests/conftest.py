@@ -25,6 +25,7 @@ SLOW = (
     "test_campaign.py",
     "test_browser.py",
     "test_examples.py",
+    "test_interruptions.py",
     "test_conformance.py",
     "test_running.py",
     "test_demo.py",

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import undrift as ud
-from test_conformance import PowerCutError, assert_same_folders, data, facts, label
+from test_conformance import data, facts, label
+from test_interruptions import PowerCutError, assert_same_folders
 from undrift.data.federation import from_clients
 from undrift.engines.auto import engine_for
 from undrift.errors import ConfigError

@@ -104,7 +104,7 @@ def test_join_survives_whatever_a_task_does(monkeypatch: pytest.MonkeyPatch) -> 
     def never(*rest: Any) -> Any:
         raise TimeoutError("timeout or retry limit reached\x1b[2J")
 
-    monkeypatch.setattr(join, "heart_of", lambda client: Heart())
+    monkeypatch.setattr(join, "heartbeat_of", lambda client: Heart())
     monkeypatch.setattr(join.RuntimeHttpClient, "from_server_address", lambda *rest, **more: Client())
     monkeypatch.setattr(join, "pull_task_input", never)
     said = join._carry_out("127.0.0.1:1", "token", 1.0)
@@ -113,7 +113,7 @@ def test_join_survives_whatever_a_task_does(monkeypatch: pytest.MonkeyPatch) -> 
     assert join.pull_and_inflate_object_from_tree.__kwdefaults__["max_time"] == 1.0
 
 
-def test_a_server_started_anew_does_not_end_the_heart_with_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_started_anew_does_not_end_the_heartbeat_with_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     beats: list[int] = []
 
     def refused() -> bool:
@@ -122,11 +122,11 @@ def test_a_server_started_anew_does_not_end_the_heart_with_a_traceback(monkeypat
         raise httpx.HTTPStatusError("401 Unauthorized", request=request, response=httpx.Response(401))
 
     monkeypatch.setattr(link, "make_task_heartbeat_fn_http", lambda client: refused)
-    heart = link.heart_of(None)  # type: ignore[arg-type]
-    heart.start()
+    heartbeat = link.heartbeat_of(None)  # type: ignore[arg-type]
+    heartbeat.start()
     until(lambda: beats, 20)
-    assert heart.is_running
-    heart.stop()
+    assert heartbeat.is_running
+    heartbeat.stop()
 
 
 # A7, A10: the gate in front of the server.

@@ -37,7 +37,7 @@ from undrift.core.text import printable
 from undrift.data.formats import read_npz
 from undrift.errors import RunError, UndriftError
 from undrift.federation.client_app import app
-from undrift.federation.link import ACQUIRE, heart_of, patient
+from undrift.federation.link import ACQUIRE, heartbeat_of, patient
 from undrift.federation.processes import child, free_port, trouble, until_stopped
 from undrift.federation.setup import SiteFolder, check_expiry
 
@@ -131,9 +131,9 @@ def _carry_out(address: str, token: str, timeout: float) -> str:
     version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
     interceptors: list[ProtobufClientInterceptor] = [version, RuntimeTokenHttpInterceptor(token)]
     client = RuntimeHttpClient.from_server_address(address, True, None, interceptors, retry_invoker=patient())
-    heart = heart_of(client)
+    heartbeat = heartbeat_of(client)
     with contextlib.closing(client):
-        heart.start()
+        heartbeat.start()
         try:
             try:
                 message, context, _, _ = _pulled(client, timeout)
@@ -147,7 +147,7 @@ def _carry_out(address: str, token: str, timeout: float) -> str:
             push_task_output(client, context, status, details)
             return details
         finally:
-            heart.stop()
+            heartbeat.stop()
 
 
 def _pulled(client: RuntimeHttpClient, timeout: float) -> Any:

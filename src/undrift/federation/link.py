@@ -159,8 +159,8 @@ def on_grid(server: ServerFolder, body: Callable[[Grid], T]) -> T:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     with _reaching():
         grid, context = _new_run(server)
-    heart = heart_of(grid._runtime_client)
-    heart.start()
+    heartbeat = heartbeat_of(grid._runtime_client)
+    heartbeat.start()
     status, details = SubStatus.FAILED, "interrupted"
     try:
         result = call(body, grid, context)
@@ -170,14 +170,14 @@ def on_grid(server: ServerFolder, body: Callable[[Grid], T]) -> T:
         details = str(error)
         raise
     finally:
-        heart.stop()
+        heartbeat.stop()
         grid._retry_invoker.max_tries = 1
         with contextlib.suppress(httpx.HTTPError, RunNotRunningException):
             grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
         grid.close()
 
 
-def heart_of(client: RuntimeHttpClient) -> HeartbeatSender:
+def heartbeat_of(client: RuntimeHttpClient) -> HeartbeatSender:
     """Tells Flower that this process lives. A server that was started anew refuses, which is said where it matters."""
     beat = make_task_heartbeat_fn_http(client)
 

@@ -13,7 +13,7 @@ from undrift.errors import ConfigError
 from undrift.recipes.evidence import evidence_of, missing_runs, write_evidence
 from undrift.recipes.pages import section
 from undrift.recipes.recipe import Arm, Recipe, Tuning
-from undrift.recipes.run import Options, finished, planned, reproduce
+from undrift.recipes.run import Options, arms_of, finished, planned, reproduce
 from undrift.recipes.tables import result_rows
 
 BASE: dict[str, Any] = {
@@ -68,6 +68,13 @@ def test_an_arm_alone_still_uses_what_was_tuned_for_another(tmp_path: Path) -> N
     assert outcome.chosen["FSL again"].setting == {"train.lr": 0.1}
     assert outcome.chosen["FSL again"].how == "that of FSL (tuned on validation data)"
     assert list(outcome.runs) == ["FSL again"]
+
+
+def test_an_equals_sign_asks_for_one_arm_whose_name_others_contain(tmp_path: Path) -> None:
+    assert [arm.label for arm in arms_of(TOY, options(tmp_path, only=("FSL",)))] == ["FSL", "FSL again"]
+    assert [arm.label for arm in arms_of(TOY, options(tmp_path, only=("=fsl",)))] == ["FSL"]
+    with pytest.raises(ConfigError, match="no such arm"):
+        arms_of(TOY, options(tmp_path, only=("=again",)))
 
 
 def test_a_fixed_setting_is_not_tuned(tmp_path: Path) -> None:

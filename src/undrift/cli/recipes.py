@@ -56,7 +56,9 @@ def reproduce_(
     rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the recipe's.", min=1)] = None,
     budget: Annotated[float | None, typer.Option(metavar="MINUTES", help="Start no run after this.", min=0)] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at the same time (default: one a core).", min=1)] = None,
-    only: Annotated[list[str] | None, typer.Option(metavar="ARM", help="Only arms whose name has this in it.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="ARM", help="Only arms with this in their name; =ARM: one.")
+    ] = None,
     fix: Annotated[
         list[str] | None,
         typer.Option(metavar="ARM:KEY=VALUE", help="Give a swept key instead of tuning it; ARM * means all."),

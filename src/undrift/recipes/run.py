@@ -46,6 +46,7 @@ class Options:
     """Minutes; no run starts after them."""
     jobs: int = 1
     only: tuple[str, ...] = ()
+    """Words in an arm's name; ``=NAME`` is the whole of it."""
     tune: bool = True
     fixed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Label of an arm (``*``: all) -> dotted keys that are given instead of being swept."""
@@ -106,11 +107,17 @@ def arms_of(recipe: Recipe, options: Options) -> list[Arm]:
     """The arms that were asked for."""
     if not options.only:
         return list(recipe.arms)
-    arms = [arm for arm in recipe.arms if any(word.lower() in full_label(arm).lower() for word in options.only)]
+    arms = [arm for arm in recipe.arms if any(_asked_for(full_label(arm).lower(), word) for word in options.only)]
     if not arms:
         labels = "; ".join(full_label(arm) for arm in recipe.arms)
         raise ConfigError(f"--only {', '.join(options.only)}: no such arm in {recipe.name} (there are: {labels})")
     return arms
+
+
+def _asked_for(label: str, word: str) -> bool:
+    """``=NAME`` is that arm alone, any other word every arm with it in its name."""
+    word = word.lower()
+    return label == word[1:] if word.startswith("=") else word in label
 
 
 def _with_sources(recipe: Recipe, arms: Sequence[Arm]) -> list[Arm]:

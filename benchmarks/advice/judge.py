@@ -38,15 +38,14 @@ Algorithm = dict[str, Any]
 
 
 def candidates(config: Config) -> dict[str, Algorithm]:
-    """All that is tried: every chain of the first family, but none with fedprox or slowmo (see the tuned half)."""
-    names = [name for name in chains() if not {"fedprox", "slowmo"} & set(name.split("+"))]
-    tried = {name: _algorithm(name, BETA) for name in names}
+    """All that is tried: every chain of the first family, and a higher momentum for two of them."""
+    tried = {name: _algorithm(name, BETA) for name in chains()}
     tried |= {f"{name} (beta {HIGH_BETA:g})": _algorithm(name, HIGH_BETA) for name in ("fedadc", "fedadc+fsl")}
     return {label: one for label, one in tried.items() if config.server_data or "fsl" not in one["name"].split("+")}
 
 
 def _algorithm(name: str, beta: float) -> Algorithm:
-    return {"name": name, **({"fedadc": {"beta": beta}} if "fedadc" in name.split("+") else {})}
+    return {"name": name, **{part: {"beta": beta} for part in name.split("+") if part in ("fedadc", "slowmo")}}
 
 
 def processor_seconds() -> float:
@@ -114,7 +113,9 @@ def main() -> None:
     words.add_argument("--part", choices=("tuned", "held-out"), default="held-out")
     words.add_argument("--only", help="names of federations, joined by commas")
     words.add_argument("--modes", default="default,probe,race", help="of these, joined by commas")
-    words.add_argument("--seeds", default="1", help="seeds of the training that runs are judged by, joined by commas")
+    words.add_argument(
+        "--seeds", default="1,2,3", help="seeds of the training that runs are judged by, joined by commas"
+    )
     words.add_argument("--out", type=Path, default=Path("build/advice"))
     asked = words.parse_args()
     names = asked.only.split(",") if asked.only else (TUNED if asked.part == "tuned" else HELD_OUT)

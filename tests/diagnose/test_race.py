@@ -98,6 +98,9 @@ def test_first_values() -> None:
     assert takes_larger_steps(findings(smoothness=1.0), 0.1, Candidate("fedadc"))
     assert not takes_larger_steps(findings(smoothness=3.0), 0.1, Candidate("fedadc"))
     assert not takes_larger_steps(findings(smoothness=1.0), 0.1, Candidate("scaffold+fedadc"))
+    high = Candidate("fedadc", {"fedadc": {"beta": 0.9}})  # moves the model ten steps' length in all
+    assert takes_larger_steps(findings(smoothness=0.9), 0.1, high)
+    assert not takes_larger_steps(findings(smoothness=1.1), 0.1, high)
 
 
 def test_heats() -> None:
@@ -208,11 +211,19 @@ def test_of_those_that_cannot_be_told_apart_the_cheaper_stands_first() -> None:
     close = [standing("scaffold", 0.80), standing("fedadc", 0.797), standing("fedavg", 0.7)]
     outcome = Outcome(close, [Heat(3, 20)], ACCURACY)
     assert [one.racer.candidate.name for one in outcome.tied] == ["scaffold", "fedadc"]
-    assert [one.racer.candidate.name for one in ordered(outcome, costs)] == ["fedadc", "scaffold", "fedavg"]
+    assert [one.racer.candidate.name for one in ordered(outcome, costs, 0.1)] == ["fedadc", "scaffold", "fedavg"]
     apart = Outcome([close[0], standing("fedadc", 0.79), close[2]], [Heat(3, 20)], ACCURACY)
-    assert [one.racer.candidate.name for one in ordered(apart, costs)] == ["scaffold", "fedadc", "fedavg"]
+    assert [one.racer.candidate.name for one in ordered(apart, costs, 0.1)] == ["scaffold", "fedadc", "fedavg"]
     earlier = Outcome([close[0], standing("fedadc", 0.80, rounds=5)], [Heat(2, 5), Heat(1, 20)], ACCURACY)
     assert len(earlier.tied) == 1
+
+
+def test_another_rate_must_be_told_apart_from_the_configured_one() -> None:
+    costs, configured = costs_of(fedadc=150), standing("fedadc", 0.797)
+    close = Outcome([standing("fedadc", 0.80, lr=0.2), configured], [Heat(2, 20)], ACCURACY)
+    assert [one.racer.config.train.lr for one in ordered(close, costs, 0.1)] == [0.1, 0.2]
+    clear = Outcome([standing("fedadc", 0.81, lr=0.2), configured], [Heat(2, 20)], ACCURACY)
+    assert [one.racer.config.train.lr for one in ordered(clear, costs, 0.1)] == [0.2, 0.1]
 
 
 def test_who_would_rather_take_another_one() -> None:

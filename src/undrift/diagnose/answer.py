@@ -70,10 +70,10 @@ def _possible(value: float, monitor: Monitor) -> float:
     return max(value, 0.0) if monitor.less else value
 
 
-def ordered(outcome: Outcome, costs: dict[str, Bytes]) -> list[Standing]:
-    """The standings; among the first that cannot be told apart, the cheaper in bytes first."""
+def ordered(outcome: Outcome, costs: dict[str, Bytes], rate: float) -> list[Standing]:
+    """The standings; of the first that cannot be told apart, the cheaper in bytes first, then the configured rate."""
     tied = outcome.tied
-    cheap = sorted(tied, key=lambda one: costs[one.racer.candidate.name].total)
+    cheap = sorted(tied, key=lambda one: (costs[one.racer.candidate.name].total, one.racer.config.train.lr != rate))
     return [*cheap, *(one for one in outcome.standings if one not in tied)]
 
 

@@ -36,7 +36,11 @@ GAINS = {
 """Points of accuracy ahead of FedAvg at the end, without and with drift: means over the tuned half of
 ``benchmarks/advice``."""
 CURVED = 0.2
-"""``lr * L`` below which a larger rate is tried, else a smaller one: from 2 on, plain gradient steps diverge."""
+"""``lr * L`` below which a larger rate is tried, else a smaller one ..."""
+DIVERGES = 2.0
+"""... from this on, plain gradient steps diverge."""
+TWICE = 2.0
+"""Between the rates that are tried."""
 TOGETHER = 0.35
 """What a second and a third part of a chain add, of what they gain alone (from the same runs)."""
 
@@ -150,8 +154,13 @@ def predicted_points(found: Findings, one: Candidate) -> float:
 
 
 def takes_larger_steps(found: Findings, rate: float, one: Candidate) -> bool:
-    """Whether a larger rate is worth a try: not on a curved loss, and not where momentum meets control variates.
+    """Whether twice the rate is worth a try: not on a curved loss, and not where momentum meets control variates.
 
-    The latter make steps that are three times as long already, along directions that age.
+    The latter make steps that are three times as long already, along directions that age. With momentum ``beta`` a
+    step lives on and moves the model by ``1 / (1 - beta)`` times its length in all: that, too, must not diverge, which
+    the few rounds of a race do not show yet.
     """
-    return found.smoothness * rate < CURVED and not ("fedadc" in one.parts and MEMORIES & one.parts)
+    beta = one.parameters.get("fedadc", {}).get("beta", 0.0)
+    curved = found.smoothness * rate
+    stable = TWICE * curved / (1 - beta) < DIVERGES
+    return curved < CURVED and stable and not ("fedadc" in one.parts and MEMORIES & one.parts)

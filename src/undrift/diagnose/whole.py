@@ -15,7 +15,7 @@ from undrift.data import DataSet
 from undrift.diagnose.advice import MILD, Candidate, advise
 from undrift.diagnose.answer import expected, instead, ordered
 from undrift.diagnose.budget import LONG, RUNS, Budget, budget_of, probe_samples
-from undrift.diagnose.candidates import BASELINE, Field, field_of, takes_larger_steps
+from undrift.diagnose.candidates import BASELINE, TWICE, Field, field_of, takes_larger_steps
 from undrift.diagnose.costs import Bytes, bytes_of, configured, split_fit
 from undrift.diagnose.plan import ProbePlan, plan_probe
 from undrift.diagnose.probe import Findings, probe
@@ -32,8 +32,6 @@ from undrift.rounds.work import Work
 Say = Callable[[str], None]
 Watching = Callable[[int], Watch | None]
 """Told how many times candidates will be continued; gives who is told of their progress."""
-RATE_FACTOR = 2.0
-"""Between the rates that are tried."""
 ASKED = "asked.json"
 """What a folder's diagnosis was asked for, so that it can go on with nothing else."""
 
@@ -140,8 +138,8 @@ def other_rates(ready: Prepared, found: Findings, winner: Candidate) -> tuple[fl
     if ready.asked.rates is not None:
         return tuple(factor for factor in ready.asked.rates if factor != 1)
     if ready.asked.long:
-        return (1 / RATE_FACTOR, RATE_FACTOR)
-    return (RATE_FACTOR if takes_larger_steps(found, ready.work.plan.lr, winner) else 1 / RATE_FACTOR,)
+        return (1 / TWICE, TWICE)
+    return (TWICE if takes_larger_steps(found, ready.work.plan.lr, winner) else 1 / TWICE,)
 
 
 def _costs(ready: Prepared, names: Sequence[str]) -> dict[str, Bytes]:
@@ -180,7 +178,7 @@ def _announced(plan: Sequence[Heat], variants: int) -> str:
 def with_race(ready: Prepared, told: Diagnosis, field: Field, outcome: Outcome) -> Diagnosis:
     """The candidates ranked by what they reached."""
     costs = told.costs | _costs(ready, [one.racer.candidate.name for one in outcome.standings])
-    standings = ordered(outcome, costs)
+    standings = ordered(outcome, costs, ready.config.train.lr)
     rounds = ready.work.plan.rounds
     raced = Raced(
         standings,

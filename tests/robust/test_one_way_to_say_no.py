@@ -188,6 +188,13 @@ def test_absurd_values(setting: str, key: str, here: Path, undrift: Undrift) -> 
     assert not (here / "out").exists()
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "minibatch-sfl", "sfl-v2"])
+def test_only_images_are_flipped(algorithm: str, here: Path, undrift: Undrift) -> None:
+    given = ["--set", f"algorithm.name={algorithm}", "--set", "data.augment=flip-crop"]
+    said_no(undrift("run", "c.toml", "--out", "out", "--quiet", *given), 2, "data.augment", "[5]", "images")
+    assert not (here / "out").exists()
+
+
 def test_synthetic_data_that_do_not_fit(here: Path, undrift: Undrift) -> None:
     big = ["--set", "data.name=synthetic", "--set", "data.samples=2000000000", "--set", "data.features=100000"]
     said_no(undrift("run", "c.toml", "--out", "out", *big), 2, "data.samples", "memory")

@@ -74,6 +74,7 @@ def bound(
     dtype = FlatModel(module).weights.dtype
     federation = federation.changed(lambda samples: samples.cast(dtype))
     inputs, targets = few_samples(federation, plan.seed)
+    _refuse_no_images(inputs, plan)
     outputs = outputs_of(module, inputs)
     if loss is None and task in (AUTO, Classification.name):
         _check_labels(outputs, federation)
@@ -100,6 +101,12 @@ def bound(
         statistics=statistics,
         personal=personal,
     )
+
+
+def _refuse_no_images(inputs: Nested, plan: Plan) -> None:
+    if plan.augment and not (isinstance(inputs, Tensor) and inputs.dim() == 4):
+        what = f"of shape {list(inputs.shape[1:])}" if isinstance(inputs, Tensor) else "of several parts"
+        raise ConfigError(f"data.augment = 'flip-crop': samples {what} are no images (channels, height, width)")
 
 
 def _refuse_statistics(rule: Chain, model: FlatModel) -> None:

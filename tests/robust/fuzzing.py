@@ -358,8 +358,10 @@ def messages(campaign: Campaign) -> None:
 
 
 def prepare(place: Path) -> None:
-    """A configuration, its data, a finished run and one that was killed."""
+    """A configuration, its data, a finished run and one that was killed; no data sets, whatever is installed here."""
     os.chdir(place)
+    (place / "none").mkdir()
+    os.environ["UNDRIFT_DATA"] = str(place / "none")
     np.savez("data.npz", **arrays())
     Path("c.toml").write_text(CONFIG)
     for out, last in (("done", 100), ("halted", 5)):

@@ -12,6 +12,7 @@ import pytest
 import soaking
 
 from shell import CONFIG
+from undrift.data import data_root
 
 ATTEMPTS = {"configurations": 30, "command lines": 15, "run folders": 12, "bit flips": 12, "data files": 80}
 
@@ -28,7 +29,9 @@ def alarms() -> Iterator[None]:
 @pytest.mark.filterwarnings("default")
 def test_nothing_is_found(tmp_path: Path, alarms: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNDRIFT_DATA", "installed")
     fuzzing.prepare(tmp_path)
+    assert not list(data_root().iterdir())  # else `reproduce … --results --dry-run` would run for hours
     campaign = fuzzing.Campaign(7, tmp_path)
     for part, count in ATTEMPTS.items():
         fuzzing.carry_out(campaign, part, count, seconds=60)

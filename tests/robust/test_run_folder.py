@@ -260,3 +260,22 @@ def test_a_run_that_is_refused_on_its_way_leaves_nothing(here: Path, undrift: Un
     assert "choice.candidates = 1" in answer.err
     assert files(here / "out") == {}
     assert undrift(*run, "algorithm.name=choice").code == 0
+
+
+def test_losses_beyond_all_numbers_are_null_everywhere(here: Path, undrift: Undrift) -> None:
+    """And a run that was resumed sums itself up like one that was not."""
+    given = arrays()
+    given["x_test"] = np.sign(given["x_test"]) * np.float32(3e38)
+    np.savez("data.npz", **given)
+    rounds = (*RUN, "--set", "train.rounds=4", "--set", "train.weighting=uniform")
+    assert killed_after(2, "run", "c.toml", "--out", "cut", *rounds) == 9
+    for out, more in (("cut", "--resume"), ("whole", "--quiet")):
+        answer = undrift("run", "c.toml", "--out", out, *rounds, more)
+        assert (answer.code, answer.err) == (0, "")
+    assert all(record["test_loss"] is None for record in read_lines(here / "whole" / "metrics.jsonl"))
+    summaries = [json.loads((here / out / "summary.json").read_text()) for out in ("cut", "whole")]
+    for summary in summaries:
+        del summary["seconds"], summary["checksums"]
+    assert summaries[0] == summaries[1]
+    assert (summaries[0]["final_loss"], summaries[0]["rolling_loss"]) == (None, None)
+    assert summaries[0]["final_accuracy"] > 0

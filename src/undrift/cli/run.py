@@ -76,7 +76,7 @@ def run_to(
         ) from None
     summary = result.summary
     metric = Monitor.of(summary["monitor"]).metric
-    if summary.get(f"final_{metric}") is not None:
+    if None not in (summary.get(f"final_{metric}"), summary.get(f"rolling_{metric}")):
         typer.echo(
             f"final {metric} {summary[f'final_{metric}']:.4f}  rolling {summary[f'rolling_{metric}']:.4f}  "
             f"T90 {summary['rise_time']}  sent {(summary['bytes_down'] + summary['bytes_up']) / 1e6:.1f} MB  "

@@ -74,7 +74,7 @@ def value(metric: str, folder: Path) -> float | None:
     if kind == "conformal":
         return _conformal(folder, rest)
     if metric == "final_loss":
-        return float(history[-1]["test_loss"])
+        return None if (loss := history[-1]["test_loss"]) is None else float(loss)
     if metric == "megabytes":
         return float(summary["bytes_down"] + summary["bytes_up"]) / 1e6
     if metric == "megabytes_up":

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from undrift.core.files import finite
 from undrift.core.machine import versions
 from undrift.core.numerics import settled
 from undrift.core.plugins import load
@@ -263,7 +264,7 @@ class Loop:
         record, pending = self.pending
         self.pending = None
         clients = SERVER_MODEL if self.work.personal else CLIENTS
-        record = {"round": record["round"], **record_of(self.work, pending(), clients), **record}
+        record = finite({"round": record["round"], **record_of(self.work, pending(), clients), **record})
         self.history.append(record)
         self.patience.sees(record)
         if self.folder:
@@ -321,6 +322,7 @@ class Loop:
         summary["precision"] = self.plan.precision
         summary |= self.work.rule.facts()
         self._checkpoint(self.done)
+        summary = finite(summary)
         if self.folder:
             self.worker.model.save(self.folder.path / "model.safetensors")
             self.folder.finish(summary)

@@ -49,7 +49,8 @@ class Monitor:
 
     def risen(self, value: float, final: float) -> bool:
         """Whether a value has come 90 % of the way to the final one."""
-        return 0.9 * value <= final if self.less else value >= 0.9 * final
+        value, final = (-value, -final) if self.less else (value, final)
+        return value >= 0.9 * final if final >= 0 else 0.9 * value >= final
 
 
 ACCURACY = Monitor()
@@ -113,10 +114,10 @@ def rounds_to(
 def summarise(history: Sequence[Record], targets: Sequence[float] = (), monitor: Monitor = ACCURACY) -> Record:
     """The metrics' part of ``summary.json``: each metric's final and rolling value, and the monitored one's way."""
     summary: Record = dict.fromkeys(("final_accuracy", "rolling_accuracy", "best_accuracy", "rise_time"))
-    for name in dict.fromkeys(key.removeprefix(SET) for record in history for key in record if key.startswith(SET)):
-        scored = _with(history, name)
-        if scored:
-            summary |= {f"final_{name}": scored[-1][SET + name], f"rolling_{name}": rolling(scored, SET + name)[-1]}
+    last = {key.removeprefix(SET): value for record in history for key, value in record.items() if key.startswith(SET)}
+    for name, value in last.items():  # a value that was none in the end has no mean in the end
+        smooth = None if value is None else rolling(_with(history, name), SET + name)[-1]
+        summary |= {f"final_{name}": value, f"rolling_{name}": smooth}
     return summary | _way(_with(history, monitor.metric), targets, monitor) | {"monitor": str(monitor)}
 
 
@@ -133,7 +134,9 @@ def _way(scored: Sequence[Record], targets: Sequence[float], monitor: Monitor) -
     wanted = sorted({*GRID, *targets} if monitor == ACCURACY else targets)
     return {
         f"best_{monitor.metric}": monitor.best(raw),
-        "rise_time": next(r for r, value in zip(rounds, smooth, strict=True) if monitor.risen(value, smooth[-1])),
+        "rise_time": next(
+            (r for r, value in zip(rounds, smooth, strict=True) if monitor.risen(value, smooth[-1])), None
+        ),
         "rounds_to": rounds_to(rounds, smooth, wanted, monitor),
         "rounds_to_raw": rounds_to(rounds, raw, wanted, monitor),
     }

@@ -20,10 +20,13 @@ from undrift.errors import ConfigError
 LARGEST = 2**31 - 1
 """The largest count that a setting may name."""
 
+SMALLEST = 1e-37
+"""A rate that is not larger is none in 32 bits."""
+
 
 def fits_32_bits(value: float) -> float:
     """Refuse a number that is none, or nothing, in 32 bits."""
-    if value and not 1e-37 < value < 1e37:
+    if value and not SMALLEST < value < 1e37:
         raise ValueError("a 32-bit number cannot hold it")
     return value
 

@@ -18,7 +18,7 @@ from undrift.core.vector import FlatModel
 from undrift.data.federation import Federation
 from undrift.data.samples import Batch, Indices, Visit, labels_of
 from undrift.errors import ConfigError
-from undrift.rounds.plan import Plan
+from undrift.rounds.plan import SMALLEST, Plan
 from undrift.rounds.precision import decided
 from undrift.rounds.split.binding import bind_split
 from undrift.rounds.work import Work
@@ -128,6 +128,11 @@ def few_samples(federation: Federation, seed: int) -> Batch:
 
 
 def _check_settings(whole: Chain, federation: Federation, plan: Plan) -> None:
+    if (rate := plan.rate(plan.rounds)) < SMALLEST:
+        raise ConfigError(
+            f"train.schedule = {plan.schedule!r}: a rate of {rate:g} in round {plan.rounds}; "
+            "a 32-bit number cannot hold it"
+        )
     if federation.server is None:
         for link in whole.links:
             if link.needs_server_data:

@@ -143,6 +143,15 @@ def test_an_npz_member_without_its_magic(tmp_path: Path) -> None:
         read_npz(path, ("x", "y"))
 
 
+def test_an_npz_member_whose_name_has_lines(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x\n\x1b[2J.npy", b"")
+    with pytest.raises(DataError, match="no array 'x'") as refusal:
+        read_npz(tmp_path / "a.npz", ("x", "y"))
+    assert str(refusal.value).isprintable()
+    assert "x\\n" in str(refusal.value)
+
+
 def test_what_unpacks_to_more_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "LARGEST", 1 << 20)
     path = tmp_path / "train.gz"
@@ -192,6 +201,14 @@ def test_absurd_values(setting: str, key: str, here: Path, undrift: Undrift) -> 
 def test_only_images_are_flipped(algorithm: str, here: Path, undrift: Undrift) -> None:
     given = ["--set", f"algorithm.name={algorithm}", "--set", "data.augment=flip-crop"]
     said_no(undrift("run", "c.toml", "--out", "out", "--quiet", *given), 2, "data.augment", "[5]", "images")
+    assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "feddyn", "minibatch-sfl"])
+def test_a_rate_that_decays_to_nothing(algorithm: str, here: Path, undrift: Undrift) -> None:
+    given = [f"algorithm.name={algorithm}", "train.schedule=multistep", "train.milestones=[1, 2]", "train.decay=1e-200"]
+    answer = undrift("run", "c.toml", "--out", "out", "--quiet", *(word for one in given for word in ("--set", one)))
+    said_no(answer, 2, "train.schedule", "32-bit")
     assert not (here / "out").exists()
 
 
@@ -272,6 +289,13 @@ def test_summing_up_takes_time_in_proportion() -> None:
         return time.process_time() - start
 
     assert seconds(20_000) < 30 * min(seconds(2_000) for _ in range(3))
+
+
+@pytest.mark.parametrize(("metric", "values"), [("loss", (-1.0, -2.0, -3.0, -4.0)), ("r2", (-4.0, -3.0, -2.0, -1.0))])
+def test_a_run_whose_monitored_values_are_negative_is_summed_up(metric: str, values: tuple[float, ...]) -> None:
+    summary = summarise([{"round": n, f"test_{metric}": v} for n, v in enumerate(values)], [], Monitor.of(metric))
+    assert (summary[f"final_{metric}"], summary[f"rolling_{metric}"]) == (values[-1], -2.5)
+    assert summary["rise_time"] == 3
 
 
 def test_patience_takes_the_same_time_at_every_evaluation() -> None:

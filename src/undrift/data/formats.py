@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from undrift.core.machine import memory_bytes
+from undrift.core.text import printable
 from undrift.errors import DataError
 
 Pixels = NDArray[np.uint8]
@@ -106,7 +107,7 @@ def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()
                 raise DataError(f"{path}: a single array, not an npz file")
             for name in needed:
                 if name not in archive.files:
-                    found = ", ".join(archive.files) or "nothing"
+                    found = printable(", ".join(archive.files), 500) or "nothing"
                     raise DataError(f"{path}: no array {name!r} (needed: {', '.join(needed)}; found: {found})")
             for name in (*needed, *(o for o in optional if o in archive.files)):
                 arrays[name] = _member(archive, name, path)
@@ -137,4 +138,4 @@ def _member(archive: Any, name: str, path: Path) -> NDArray[Any]:
 
 
 def _one_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return printable(str(error).splitlines()[0]) if str(error) else type(error).__name__

@@ -323,7 +323,8 @@ def site_of(world: Path, **policy: Any) -> Site:
         ({"algorithm": "scaffold"}, {"algorithms": ["fedavg"]}, "scaffold"),
         ({"round": 4}, {"most_rounds": 3}, "most_rounds"),
         ({"clients": 10**12}, {}, "does not exist"),
-        *(({"lr": lr}, {}, "a rate of") for lr in (1e308, -1.0, float("nan"), float("inf"))),
+        *(({"lr": lr}, {}, "a rate of") for lr in (1e308, -1.0, 0.0, 1e-320, float("nan"), float("inf"))),
+        *(({name: -1}, {}, "does not exist") for name in ("round", "accepted", "safe")),
         ({"task": '{"shape": [1000000000000], "classes": 3, "mean": null, "std": null}'}, {}, "description"),
         ({"task": "[" * 100_000}, {}, "description"),
         ({"settings": "[" * 100_000}, {}, "settings"),
@@ -334,6 +335,13 @@ def test_a_site_refuses_what_its_operator_does_not_allow(
 ) -> None:
     with pytest.raises(RefusedError, match=word):
         site_of(world, **policy).train(train_message(world, **changes))
+
+
+@pytest.mark.parametrize("labels", [["x"], [0.5], [True], [2**62], [-1], [0, 1]])
+def test_shared_data_must_be_data(world: Path, labels: list[Any]) -> None:
+    meta = {"run": "0" * 32, "task": Task((8,), 3, None, None).to_json(), "labels": labels}
+    with pytest.raises(RefusedError, match=r"labels|shape"):
+        site_of(world, allow_shared_data=True).share(pack(meta, torch.zeros(8)))
 
 
 def test_a_site_counts_its_rounds_over_all_runs(world: Path) -> None:

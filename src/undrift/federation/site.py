@@ -29,6 +29,7 @@ from undrift.federation.messages import RefusedError, meta_of, pack, vector_of
 from undrift.federation.setup import SiteFolder
 from undrift.federation.site_store import SiteStore
 from undrift.rounds.messages import Broadcast, ClientTask, Messages
+from undrift.rounds.plan import SMALLEST
 from undrift.rounds.prepare import bound
 from undrift.rounds.work import Work
 from undrift.rounds.worker import Worker
@@ -131,6 +132,8 @@ class Site:
         meta = meta_of(content, run=str, task=str, labels=list)
         if not self.settings.allow_shared_data:
             raise RefusedError("this site does not take shared data (site.toml: allow_shared_data = false)")
+        if not all(type(label) is int for label in meta["labels"]):
+            raise RefusedError("shared data: labels must be whole numbers")
         task, labels = Task.of(meta["task"]), torch.tensor(meta["labels"], dtype=torch.int64)
         size = len(labels) * int(np.prod(task.shape))
         x = vector_of(content, size, torch.float32).view(len(labels), *task.shape)
@@ -155,8 +158,10 @@ class Site:
             settings=str,
             task=str,
         )
-        if not 0 <= meta["lr"] < _RATE:
-            raise RefusedError(f"a rate of {meta['lr']:g}: a 32-bit number between 0 and {_RATE:g} is needed")
+        if not SMALLEST <= meta["lr"] < _RATE:
+            raise RefusedError(f"a rate of {meta['lr']:g}: one between {SMALLEST:g} and {_RATE:g} is needed")
+        if meta["round"] < 1 or min(meta["accepted"], meta["safe"], meta["shared"]) < 0:
+            raise RefusedError(f"round {meta['round']} after round {meta['accepted']} does not exist")
         self._count(meta["round"])
         bench = self._bench_of(meta)
         vector = vector_of(content, bench.wire.down.size, bench.wire.down.dtype)

@@ -29,6 +29,7 @@ Experiments at the papers' own size with two seeds or more. Mean ± standard dev
 stands in brackets. † the value was given, not tuned on held-out data. Every claim of the papers, met or not, smaller
 experiments, what is missing and where we fall short: [results](results/README.md).
 """
+WHY_NOT_RUN = "For want of processor time: `undrift recipes` says how many core hours each takes at the paper's own size."
 SEVERAL = 2
 """Seeds that a row of README.md needs."""
 
@@ -64,7 +65,7 @@ def index(results: Sequence[Evidence]) -> str:
     lines += ["## Under way", "", *begun, ""] if begun else []
     lines += ["## Falls short of the paper's number", ""]
     lines += [f"- {text}" for e in results for text in _short(e)] or ["Nothing."]
-    lines += ["", "## Not run", "", *_not_run(results), ""]
+    lines += ["", "## Not run", "", WHY_NOT_RUN, "", *_not_run(results), ""]
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -27,6 +27,7 @@ from undrift.core.plugins import own_modules
 from undrift.core.signals import impatient
 from undrift.core.tree import Packing, Tree, clone, copy_into
 from undrift.core.trouble import describe
+from undrift.engines.ray_guard import Guard
 from undrift.engines.ray_parcel import Array, Parcel, read_only
 from undrift.engines.serial import carried_out
 from undrift.errors import ConfigError, RunError, UndriftError
@@ -128,10 +129,27 @@ class Cluster:
         """The engine of a run on this cluster."""
         return Ray(work, worker, workers, self)
 
-    def join(self, workers: int | None) -> bool:
-        """Connect, or start a cluster here; returns whether it is ours to end."""
+    def join(self, workers: int | None) -> Callable[[], None]:
+        """Connect, or start a cluster here; returns how to leave or end it."""
         if ray.is_initialized():
-            return False
+            return lambda: None
+        if self.address is not None:
+            self._connect(workers)
+            return ray.shutdown
+        guard = Guard()
+        try:
+            self._connect(workers)
+        except UndriftError:
+            guard.close()
+            raise
+
+        def end() -> None:
+            ray.shutdown()
+            guard.close()
+
+        return end
+
+    def _connect(self, workers: int | None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Ray's next default; set now, it also keeps Ray from announcing it.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -147,7 +165,6 @@ class Cluster:
             raise ConfigError(f"{where}: no Ray cluster ({_first_line(error)})") from None
         except Exception as error:  # what Ray raises where it takes too long to start is no more than that
             raise RunError(f"engine.name = 'ray': no Ray cluster ({_first_line(error)})") from None
-        return True
 
     def capacity(self) -> int:
         """How many workers the cluster has room for."""
@@ -172,7 +189,7 @@ class Ray:
         self.worker, self.work = worker, work
         self.messages = worker.messages()
         self._parcels: list[Any] = []
-        self.owned = cluster.join(workers)
+        self._leave = cluster.join(workers)
         try:
             room = cluster.capacity()
         except ConfigError:
@@ -290,8 +307,7 @@ class Ray:
     def close(self) -> None:
         """Give back the object store's room; end the cluster if this run started it."""
         self._parcels.clear()
-        if self.owned:
-            ray.shutdown()
+        self._leave()
 
 
 def _keep_to_loopback(own: bool) -> None:

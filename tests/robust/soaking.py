@@ -117,11 +117,15 @@ def _let_work(draw: random.Random, run: Command, engine: str, seconds: float) ->
 
 
 def is_worker(pid: int, engine: str) -> bool:
-    """Whether a process is one that carries out clients' work (Ray has others of its own)."""
+    """Whether a process is one that carries out clients' work.
+
+    Ray has others of its own, without which the driver ends inside Ray.
+    """
     try:
-        return engine != "ray" or Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::")
+        name = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+    return engine != "ray" or (name.startswith(b"ray::") and b"Agent" not in name)
 
 
 def killed(pid: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,3 +49,17 @@ def test_kills_end_in_the_same_bits(here: Path) -> None:
 
 def test_memory_stays(here: Path) -> None:
     assert soaking.soak(200, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("ray::IDLE", True), ("ray::_clients", True), ("ray::DashboardAgent", False), ("raylet", False)],
+)
+def test_of_rays_processes_only_workers_are_killed(name: str, kind: bool) -> None:
+    process = subprocess.Popen([name, "60"], executable="/bin/sleep")
+    try:
+        assert soaking.is_worker(process.pid, "ray") is kind
+        assert soaking.is_worker(process.pid, "two workers")
+    finally:
+        process.kill()
+        process.wait()

@@ -23,14 +23,13 @@ pytest.importorskip("flwr")
 import numpy as np
 import torch
 from flwr.app import RecordDict
-from worlds import lost, parts, read_json, write_data
+from worlds import lost, parts, read_json, server_port, write_data
 
 from forked import Command, until
 from undrift.core.files import read_lines
 from undrift.experiment.config import read
 from undrift.experiment.from_config import data_of, run_config
 from undrift.federation.messages import vector_of
-from undrift.federation.processes import free_port
 from undrift.federation.setup import init
 
 pytestmark = [
@@ -111,7 +110,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     (world.folder / "cut.py").write_text(blocks("python")[0])
     try:
         for command in COMMANDS[:3]:
-            world.carry_out(*shlex.split(command.replace("--port 8000", f"--port {free_port()}")))
+            world.carry_out(*shlex.split(command.replace("--port 8000", f"--port {server_port()}")))
         for command in COMMANDS[3:7]:
             words = shlex.split(command)
             name = Path(words[3]).name

@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from worlds import ALGORITHMS, SITES, Nearby, federated, local, lost, parts, read_json, write_data
+from worlds import ALGORITHMS, SITES, Nearby, federated, local, lost, parts, read_json, server_port, write_data
 
 from undrift.core.tree import flatten
 from undrift.errors import ConfigError, DataError, RunError
@@ -296,3 +296,12 @@ def test_a_site_computes_on_the_layout_of_the_simulation(world: Path, monkeypatc
     seen.clear()
     run(federated(world, "scaffold", 3, world / "fed" / "server"), Nearby(world / "fed", world))
     assert seen == here
+
+
+def test_servers_of_tests_keep_their_ports() -> None:
+    """What is bound and let go is not given to a connection before the server comes back."""
+    path = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if not path.exists():
+        pytest.skip("the system does not tell which ports it gives to connections")
+    first = int(path.read_text().split()[0])
+    assert all(1024 <= server_port() < first for _ in range(20))

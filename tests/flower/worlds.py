@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from undrift.errors import UndriftError
 from undrift.experiment.config import Config, parse
 from undrift.experiment.from_config import run_config
 from undrift.federation.engine import Answer
+from undrift.federation.processes import free_port
 from undrift.federation.setup import SiteFolder
 from undrift.federation.site import Site
 from undrift.rounds.loop import Result
@@ -29,6 +33,21 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 TRAIN: dict[str, Any] = {}
 """Further settings of the training."""
+
+
+def server_port() -> int:
+    """A port for a server that will be started again.
+
+    It lies below those that the system gives to connections: one of them could hold the port in between.
+    """
+    with contextlib.suppress(OSError):
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        below = range(max(1024, first // 2), first)
+        for port in random.SystemRandom().sample(below, min(100, len(below))):
+            with contextlib.suppress(OSError), socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+                return port
+    return free_port()
 
 
 def write_data(folder: Path) -> None:

@@ -16,12 +16,11 @@ sys.path.append(str(Path(__file__).parents[1] / "flower"))
 
 import tomli_w
 from soaking import ALGORITHMS, killed, left_behind, tell
-from worlds import SITES, settings, write_data
+from worlds import SITES, server_port, settings, write_data
 
 from forked import Command, children, family, until
 from shell import same_run
 from undrift.federation import link
-from undrift.federation.processes import free_port
 from undrift.federation.setup import init
 
 VICTIMS = ("run", "server", "link", "site", "node")
@@ -35,7 +34,7 @@ class Parties:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         write_data(folder)
-        init(folder / "fed", list(SITES), port=free_port())
+        init(folder / "fed", list(SITES), port=server_port())
         self.running: dict[str, Command] = {}
         for name in ("server", *SITES):
             self.start(name)

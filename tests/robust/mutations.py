@@ -100,6 +100,7 @@ FINE: dict[str, list[Any]] = {
     "train.weight_decay": [0.1, 1e6],
     "train.schedule": ["cosine", "multistep"],
     "train.milestones": [[1], [2, 1], [1, 3]],
+    "train.decay": [0.5, 1e-30, 1e-200],
     "train.pretrain_epochs": [1],
     "train.weighting": ["uniform"],
     "train.eval_every": [1, 2],

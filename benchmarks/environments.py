@@ -24,8 +24,8 @@ def prepare(name: str) -> None:
     print(f"installing {PACKAGES[name]} …", flush=True)
     if not python_of(name).exists():
         _run(sys.executable, "-m", "venv", str(ENVS / name))
-    for package in (TORCH, PACKAGES[name]):
-        _run(str(python_of(name)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package)
+    for packages in ((TORCH,), (TORCH, PACKAGES[name])):
+        _run(str(python_of(name)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
     ready.touch()
 
 

@@ -16,7 +16,7 @@ class Watch:
     def __init__(self, pid: int) -> None:
         self.pid, self.rss, self.pss = pid, 0.0, 0.0
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def stop(self) -> dict[str, float]:
@@ -25,11 +25,15 @@ class Watch:
         self._thread.join()
         return {"rss_mb": round(self.rss, 1), "pss_mb": round(self.pss, 1)}
 
-    def _sample(self) -> None:
+    def sample(self) -> None:
+        """Look once."""
+        tree = descendants(self.pid)
+        self.rss = max(self.rss, sum(_resident(pid) for pid in tree))
+        self.pss = max(self.pss, sum(_proportional(pid) for pid in tree))
+
+    def _look(self) -> None:
         while not self._over.wait(INTERVAL):
-            tree = descendants(self.pid)
-            self.rss = max(self.rss, sum(_resident(pid) for pid in tree))
-            self.pss = max(self.pss, sum(_proportional(pid) for pid in tree))
+            self.sample()
 
 
 def descendants(root: int) -> list[int]:

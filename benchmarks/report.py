@@ -1,135 +1,91 @@
-"""From measured rounds to medians, ratios, bars and a page of tables."""
+"""A page of tables from the stored results, the kinds of processors side by side."""
 
 from __future__ import annotations
 
 import json
-import statistics
 from pathlib import Path
-from typing import Any
 
-from works import WARM, WORKS, Bar
+from ratios import Result, bars_of, ratio
+from works import WORKS, Bar
 
-CLOSE = 0.25
-"""Systems did the same work if the loss fell by the same amount, up to this share of the median fall."""
 BUSY = 0.5
-"""A load average above this before a run means that others used the machine."""
-
-Result = dict[str, Any]
-
-
-def a_round(seconds: list[float], eval_every: int) -> list[float]:
-    """Seconds a round, warm: single rounds; where there are evaluations, means over windows that hold one each."""
-    warm = seconds[WARM - 1 :] if len(seconds) > WARM else seconds
-    size = min(eval_every or 1, len(warm))
-    return [statistics.fmean(warm[start : start + size]) for start in range(len(warm) - size + 1)]
-
-
-def summarise(result: Result) -> None:
-    """Add medians, spread, start-up and memory to every system of a result."""
-    every = result["spec"]["eval_every"]
-    for entry in result["systems"].values():
-        runs = [run for run in entry["runs"] if "failed" not in run]
-        if not runs:
-            continue
-        rounds = [a_round(run["seconds"], every) for run in runs]
-        medians = [statistics.median(part) for part in rounds]
-        pooled = sorted(second for part in rounds for second in part)
-        low, high = (pooled[round(share * (len(pooled) - 1))] for share in (0.25, 0.75))
-        entry["summary"] = {
-            "seconds_a_round": statistics.median(medians),
-            "medians_of_runs": medians,
-            "quartiles_over_rounds": [low, high],
-            "start_up_seconds": statistics.median(
-                run["first_round_end"] - median for run, median in zip(runs, medians, strict=True)
-            ),
-            "cpu_seconds_a_round": statistics.median(run["cpu_a_round"] for run in runs),
-            "peak_pss_mb": max(run["pss_mb"] for run in runs),
-            "peak_rss_mb": max(run["rss_mb"] for run in runs),
-            "final_loss": statistics.median(run["loss"] for run in runs),
-            "parameters": runs[0]["parameters"],
-            "versions": runs[0]["versions"],
-        }
-    _compare_losses(result)
-
-
-def _compare_losses(result: Result) -> None:
-    """Note which systems' loss fell about as far as the median system's (other algorithms, models: no comparison)."""
-    done = [entry for entry in result["systems"].values() if "summary" in entry]
-    alike = [e for e in done if not {"algorithm", "model", "users", "cohort"} & e["settings"].keys()]
-    if not alike:
-        return
-    start = alike[0]["runs"][0]["untrained_loss"]
-    falls = [start - entry["summary"]["final_loss"] for entry in alike]
-    middle = statistics.median(falls)
-    for entry, fall in zip(alike, falls, strict=True):
-        same_model = entry["summary"]["parameters"] == alike[0]["summary"]["parameters"]
-        entry["summary"]["same_work"] = bool(same_model and abs(fall - middle) <= CLOSE * abs(middle))
-
-
-def ratio(result: Result, bar: Bar, key: str = "seconds_a_round") -> float | None:
-    """How many times as much the slow side takes, each side at its best; None if a side was not measured."""
-    sides = []
-    for names in (bar.fast, bar.slow):
-        found = [result["systems"][name]["summary"][key] for name in names if _has(result, name)]
-        if not found:
-            return None
-        sides.append(min(found))
-    return float(sides[1] / sides[0])
-
-
-def _has(result: Result, name: str) -> bool:
-    return "summary" in result["systems"].get(name, {})
+"""A load above this before a run means that others used the machine."""
+KEYS = (*WORKS, "against")
 
 
 def write_readme(folder: Path) -> None:
-    """Write the page from the stored results."""
-    results = [json.loads((folder / f"{key}.json").read_text()) for key in WORKS if (folder / f"{key}.json").exists()]
-    parts = [HEAD]
-    bars = _bars(results)
-    if bars:
-        parts.append("## Bars\n\n" + bars)
-    parts.extend(_section(result) for result in results)
+    """Write the page from the stored results, a folder for each kind of processor."""
+    kinds = {place.name: _stored(place) for place in sorted(folder.iterdir()) if place.is_dir()}
+    kinds = {kind: results for kind, results in kinds.items() if results}
+    parts = [HEAD, "## Bars\n\n" + _bars(kinds)]
+    for key in KEYS:
+        found = {kind: results[key] for kind, results in kinds.items() if key in results}
+        if found:
+            parts.append(_title(next(iter(found.values()))))
+            parts.extend(_section(kind, result) for kind, result in found.items())
     (folder / "README.md").write_text("\n".join(parts))
+
+
+def _stored(folder: Path) -> dict[str, Result]:
+    paths = {key: folder / f"{key}.json" for key in KEYS}
+    return {key: json.loads(path.read_text()) for key, path in paths.items() if path.exists()}
 
 
 HEAD = """# Benchmarks
 
 Made by `make bench` (`benchmarks/run.py`). All systems do the same work on the same data (a smooth random
-prototype for each class, plus noise), one after the other, with the same limit on threads.
+prototype for each class, plus noise), with the same limit on threads. Where it says so, they are alive together and
+take turns of a few rounds, so that what disturbs the machine disturbs all alike; older results are from systems that
+ran one after the other.
 
-- **Seconds a round**: median over the rounds after the first two, then over repetitions; quartiles over all counted
-  rounds. Where the work has evaluations, over windows of as many rounds as lie between two of them.
+- **Seconds a round**: median over the rounds after the first turn (without turns: after the first two), then over
+  repetitions; quartiles over all counted rounds. Where the work has evaluations, over windows of as many rounds as
+  lie between two of them.
+- **Ratios to bars**: from turns, the median over a run's turns of the ratio within a turn, then over repetitions.
 - **CPU**: what all processes together used, spin loops included; on a machine that others use too, look at this.
 - **Start-up**: from the start of the process to the end of the first round, less one round.
 - **Memory**: peak of the whole process tree, pages shared by several processes counted once (PSS, sampled every
-  second). Resident sizes simply added up are in the JSON files.
+  second at the start and at the ends of turns). Resident sizes simply added up are in the JSON files.
 - **Final loss**: in evaluation mode, on the same 2,000 training samples. `differs` marks a system whose loss fell by
   more than 25 % more or less than the median system's, or whose model has another size.
 """
 
 
-def _bars(results: list[Result]) -> str:
-    lines = ["| work | bar | measured | the same in CPU time | met |", "|---|---|---|---|---|"]
-    for result in results:
-        for bar in WORKS[result["work"]].bars:
-            measured, cpu = ratio(result, bar), ratio(result, bar, "cpu_seconds_a_round")
-            wanted = f"≥ {bar.factor:.2g}x" if bar.factor > 1 else f"≤ {1 / bar.factor:.2f}x the time"
-            if measured is None:
-                met = "not measured"
-            elif result["load_before"] > BUSY:
-                met = "not judged: machine in use"
-            else:
-                met = "yes" if measured >= bar.factor else "**no**"
-            mark = " (quick)" if result["quick"] else ""
-            shown = " | ".join(_factor(value, bar) for value in (measured, cpu))
-            lines.append(f"| {result['work']}{mark} | {bar.text} ({wanted}) | {shown} | {met} |")
-    return "\n".join(lines) + "\n" if len(lines) > 2 else ""
+def _bars(kinds: dict[str, dict[str, Result]]) -> str:
+    lines = [f"| work | bar | {' | '.join(kinds)} |", "|---|---|" + "---|" * len(kinds)]
+    for key in KEYS:
+        results = [results.get(key) for results in kinds.values()]
+        known = next((result for result in results if result), None)
+        for bar in bars_of(known) if known else []:
+            cells = " | ".join("" if result is None else _judged(result, bar) for result in results)
+            lines.append(f"| {key} | {bar.text} ({_wanted(bar)}) | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def bar_lines(result: Result) -> list[str]:
+    """A line for each bar of a result."""
+    return [f"({result['work']}) {bar.text} ({_wanted(bar)}): {_judged(result, bar)}" for bar in bars_of(result)]
+
+
+def _wanted(bar: Bar) -> str:
+    return f"≥ {bar.factor:.2g}x" if bar.factor > 1 else f"≤ {1 / bar.factor:.2f}x the time"
+
+
+def _judged(result: Result, bar: Bar) -> str:
+    measured, cpu = ratio(result, bar), ratio(result, bar, "cpu_seconds_a_round")
+    if measured is None:
+        return ""
+    met = "met" if measured >= bar.factor else "**missed**"
+    if result["load_before"] > BUSY and "turn" not in result:
+        met = "not judged: machine in use"
+    quick = ", quick" if result["quick"] else ""
+    return f"{_factor(measured, bar)} (CPU {_factor(cpu, bar)}): {met}{quick}"
 
 
 def _factor(value: float | None, bar: Bar) -> str:
     if value is None:
         return "–"
-    return f"{value:.2f}x" if bar.factor > 1 else f"{1 / value:.2f}x the time"
+    return f"{value:.2f}x" if bar.factor > 1 else f"{1 / value:.3f}x"
 
 
 def _conditions(result: Result) -> str:
@@ -138,8 +94,9 @@ def _conditions(result: Result) -> str:
         versions |= entry.get("summary", {}).get("versions", {})
     made = ", ".join(f"{name} {version}" for name, version in versions.items())
     times = f"{result['repeat']} repetition{'s' * (result['repeat'] > 1)}"
+    turns = f"in turns of {result['turn']}" if "turn" in result else "one system after the other"
     text = (
-        f"{result['rounds']} rounds, {times}; {machine['cpu']}, {machine['cores']} cores, "
+        f"{result['rounds']} rounds, {turns}, {times}; {machine['cpu']}, {machine['cores']} cores, "
         f"{machine['memory_gb']:.0f} GB; {made}; {result['date']}."
     )
     if result["quick"]:
@@ -149,9 +106,13 @@ def _conditions(result: Result) -> str:
     return text
 
 
-def _section(result: Result) -> str:
-    lines = [f"## ({result['work']}) {result['title']}" if len(result["work"]) == 1 else f"## {result['title']}", ""]
-    lines += [_conditions(result), ""]
+def _title(result: Result) -> str:
+    named = f"({result['work']}) " if len(result["work"]) == 1 else ""
+    return f"## {named}{result['title']}\n"
+
+
+def _section(kind: str, result: Result) -> str:
+    lines = [f"### {kind}", "", _conditions(result), ""]
     growth = result["work"] == "growth"
     first = "parameters" if growth else "ours is faster by"
     lines.append(f"| system | s a round | quartiles | {first} | CPU s a round | start-up s | memory MB | final loss |")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 Spec = dict[str, Any]
@@ -10,7 +11,7 @@ Spec = dict[str, Any]
 CORES = 2
 """Threads, or one-thread processes, that a system may keep busy."""
 WARM = 2
-"""Rounds at the start that are not counted."""
+"""Rounds at the start of a run that are not counted, where systems took no turns (there, it is the first turn)."""
 CNN: Spec = {"model": "cnn-cifar", "shape": [3, 32, 32], "classes": 10, "set": "images", "samples": 50_000, "lr": 0.05}
 ROWS: Spec = {"model": "mlp", "shape": [784], "classes": 47, "set": "rows", "samples": 50_000, "lr": 0.1}
 DEFAULTS: Spec = {
@@ -40,6 +41,8 @@ class System:
     settings: tuple[tuple[str, Any], ...] = ()
     quick: bool = True
     """Whether the quick run takes it too."""
+    checkout: Path | None = None
+    """Another checkout of undrift, whose code it runs."""
 
     @property
     def environment(self) -> str | None:
@@ -86,52 +89,66 @@ class Work:
     rounds: int
     quick_rounds: int
     bars: tuple[Bar, ...] = ()
+    turn: int = 5
+    """Rounds until it is another system's turn; the first turn is not counted."""
+    at_once: int = 12
+    """Systems that are alive together."""
 
     def of(self, chosen: System, rounds: int) -> Spec:
         """What a system is told."""
-        return {**DEFAULTS, **self.spec, **dict(chosen.settings), "rounds": rounds}
+        return {**DEFAULTS, **self.spec, **dict(chosen.settings), "rounds": rounds, "turn": self.turn}
+
+    def groups(self, chosen: list[System]) -> list[list[System]]:
+        """The systems that are alive together."""
+        return [chosen[first : first + self.at_once] for first in range(0, len(chosen), self.at_once)]
 
 
-PFL = ("pfl-1t", "pfl-2t")
+FLOWER_BAR = Bar("3.4x Flower", ("ours",), ("flower",), 3.4)
+PFL_BAR = Bar(
+    "1.5x pfl-research in its best setting, two processes (gloo) included",
+    ("ours",),
+    ("pfl-1t", "pfl-2t", "pfl-2p"),
+    1.5,
+)
+
+
+def loop_bar(percent: int) -> Bar:
+    return Bar(
+        f"at most {percent} % slower than the hand-written loop in {CORES} processes",
+        ("ours",),
+        ("loop-2",),
+        1 / (1 + percent / 100),
+    )
+
+
 A = Work(
     "a",
     "cnn-cifar, 10 of 1,000 clients x 50 samples, batch 10, 1 epoch, FedAvg",
     CNN,
-    (OURS, FLOWER, PFL_2, LOOP_2, OURS_BF16, OURS_ONE, PFL_1, LOOP_1, PFL_2P, PFL_BF16),
-    40,
-    12,
-    (
-        Bar("3x Flower, fp32", ("ours",), ("flower",), 3.0),
-        Bar("1.6x pfl-research (better thread setting), fp32", ("ours",), PFL, 1.6),
-        Bar("4x Flower, fastest precision", ("ours", "ours-bf16"), ("flower",), 4.0),
-        Bar("2x pfl-research, fastest precision", ("ours", "ours-bf16"), PFL, 2.0),
-        Bar("at most 10 % slower than the hand-written loop in 2 processes", ("ours",), ("loop-2",), 1 / 1.1),
-        Bar("two workers 1.7x one worker", ("ours",), ("ours-1",), 1.7),
-    ),
+    (OURS, LOOP_2, FLOWER, PFL_2, PFL_2P, OURS_BF16, OURS_ONE, PFL_1, LOOP_1, PFL_BF16),
+    25,
+    15,
+    (loop_bar(5), PFL_BAR, FLOWER_BAR, Bar("two workers 1.7x one worker", ("ours",), ("ours-1",), 1.7)),
 )
 B = Work(
     "b",
     "cnn-cifar, 50 of 1,000 clients x 50 samples, batch 10, 10,000 images evaluated every 10 rounds",
     {**CNN, "cohort": 50, "eval_every": 10},
-    (OURS, FLOWER, PFL_2, OURS_BF16, PFL_1, LOOP_2, PFL_2P),
-    22,
-    12,
-    (
-        Bar("4x Flower, evaluation included", ("ours", "ours-bf16"), ("flower",), 4.0),
-        Bar("2.2x pfl-research, evaluation included", ("ours", "ours-bf16"), PFL, 2.2),
-    ),
+    (OURS, LOOP_2, FLOWER, PFL_2, PFL_2P, OURS_BF16),
+    30,
+    20,
+    (PFL_BAR, FLOWER_BAR),
+    turn=10,
 )
 C = Work(
     "c",
     "MLP 784-200-47, 10 of 1,000 clients x 50 samples, batch 10",
     ROWS,
-    (OURS, FLOWER, PFL_1, LOOP_2, PFL_2, LOOP_1, PFL_2P),
-    80,
-    30,
-    (
-        Bar("18x Flower", ("ours",), ("flower",), 18.0),
-        Bar("2.2x pfl-research", ("ours",), PFL, 2.2),
-    ),
+    (OURS, LOOP_2, FLOWER, PFL_1, PFL_2, PFL_2P, LOOP_1),
+    100,
+    40,
+    (loop_bar(15), PFL_BAR, FLOWER_BAR),
+    turn=20,
 )
 D = Work(
     "d",
@@ -155,16 +172,21 @@ E = Work(
     "e",
     "ResNet-8 (group norm), 4 of 40 clients x 500 samples, batch 50",
     {**CNN, "model": "resnet8", "users": 40, "per_user": 500, "cohort": 4, "batch": 50, "lr": 0.1},
-    (OURS, FLOWER, PFL_2, LOOP_2, System(**{**vars(OURS_BF16), "quick": False}), PFL_1, LOOP_1, PFL_2P),
-    12,
+    (OURS, LOOP_2, FLOWER, PFL_2, PFL_2P, replace(OURS_BF16, quick=False), PFL_1, LOOP_1),
+    8,
     6,
-    (
-        Bar("1.5x Flower", ("ours",), ("flower",), 1.5),
-        Bar("1.5x pfl-research", ("ours",), PFL, 1.5),
-        Bar("at most 10 % slower than the hand-written loop in 2 processes", ("ours",), ("loop-2",), 1 / 1.1),
-    ),
+    (loop_bar(5), PFL_BAR),
+    turn=2,
 )
-RULES = ("scaffold", "fedpvr", "feddyn", "fsl")
+RULES = ("scaffold", "fedpvr", "feddyn", "fsl", "minibatch-sfl")
+LOOPS = {"minibatch-sfl": "loop_split"}
+
+
+def _like(rule: str) -> Spec:
+    """What the hand-written loop of a rule is told; where all clients step together, undrift uses one process, too."""
+    return {"algorithm": rule, "processes": 1 if rule in LOOPS else CORES}
+
+
 R = Work(
     "r",
     "the work of (a) under other algorithms, each beside a hand-written loop of the same algorithm",
@@ -176,7 +198,7 @@ R = Work(
             for name in RULES
             for made in (
                 system(f"ours-{name}", "ours", f"undrift, {name}", algorithm=name),
-                system(f"loop-{name}", "loop_rules", f"hand-written {name} loop", algorithm=name, processes=CORES),
+                system(f"loop-{name}", LOOPS.get(name, "loop_rules"), f"hand-written {name} loop", **_like(name)),
             )
         ),
         system("ours-fedadc", "ours", "undrift, fedadc", algorithm="fedadc"),
@@ -218,5 +240,20 @@ GROWTH = Work(
     20,
     8,
     (Bar("population 1,000,000 within 10 % of 100", ("population-1000000",), ("population-100",), 1 / 1.1),),
+    at_once=5,
 )
 WORKS = {work.key: work for work in (A, B, C, D, E, R, GROWTH)}
+
+
+def against(checkout: Path, label: str) -> Work:
+    """FedAvg, SCAFFOLD and FedADC here and in another checkout of undrift."""
+    rules = ("fedavg", "scaffold", "fedadc")
+    systems = []
+    for rule in rules:
+        systems.append(system(f"ours-{rule}", "ours", f"undrift, {rule}", algorithm=rule))
+        systems.append(replace(systems[-1], name=f"theirs-{rule}", label=f"{label}, {rule}", checkout=checkout))
+    bars = tuple(
+        Bar(f"{rule}: at most 2 % slower than {label}", (f"ours-{rule}",), (f"theirs-{rule}",), 1 / 1.02)
+        for rule in rules
+    )
+    return Work("against", f"the work of (a) here and at {label}", CNN, tuple(systems), 45, 15, bars)

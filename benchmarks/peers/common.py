@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from memory import cpu_seconds
-from works import WARM
 
 FINAL_SAMPLES = 2000
 
@@ -135,28 +136,42 @@ def evaluate(model: nn.Module, x: torch.Tensor, y: torch.Tensor, batch: int = 20
 
 
 class Clock:
-    """Stamps the end of every round, the evaluation after it included."""
+    """Times every round, the evaluation after it included, and stops the process where its turn ends.
 
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-        self.stamps: list[float] = []
-        self.cpu: list[float] = []
+    The first turn is there to get warm. Of the processes of a system only the first keeps a clock that takes turns.
+    """
+
+    def __init__(self, rounds: int, *, turns: bool = True) -> None:
+        self.rounds, self.size = rounds, spec()["turn"] if turns else rounds + 1
+        self.seconds: list[float] = []
+        self.first = self.since = 0.0
+        self.cpu = 0.0
+        """Processor seconds of all processes together."""
 
     def tick(self) -> None:
         """Call at the end of a round."""
-        self.stamps.append(time.time())
-        if len(self.stamps) in (WARM, self.rounds):
-            self.cpu.append(cpu_seconds(os.getpid()))
+        now = time.time()
+        self.seconds.append(now - self.since)
+        done = len(self.seconds)
+        if done == 1:
+            self.first = now
+        if done == self.rounds:
+            self.cpu = cpu_seconds(os.getpid()) - self.cpu
+        elif done % self.size == 0:
+            if done == self.size:
+                self.cpu = cpu_seconds(os.getpid())
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+        self.since = time.time()
 
     def at(self, round: int) -> None:
         """The same for a system that may tell of a round more than once."""
-        if round > len(self.stamps):
+        if round > len(self.seconds):
             self.tick()
 
     @property
     def cpu_a_round(self) -> float:
-        """Processor seconds of all processes together, a round after the first ones."""
-        return (self.cpu[-1] - self.cpu[0]) / max(1, self.rounds - WARM)
+        """Processor seconds of all processes together, a round after the first turn."""
+        return self.cpu / max(1, self.rounds - self.size)
 
 
 def report(work: dict[str, Any], clock: Clock, model: nn.Module, versions: dict[str, str], **more: object) -> None:
@@ -165,8 +180,8 @@ def report(work: dict[str, Any], clock: Clock, model: nn.Module, versions: dict[
     loss, _ = evaluate(model, x[:FINAL_SAMPLES], y[:FINAL_SAMPLES])
     started = float(os.environ["BENCH_STARTED"])
     result = {
-        "first_round_end": clock.stamps[0] - started,
-        "seconds": [b - a for a, b in zip(clock.stamps[:-1], clock.stamps[1:], strict=True)],
+        "first_round_end": clock.first - started,
+        "seconds": clock.seconds[1:],
         "cpu_a_round": clock.cpu_a_round,
         "loss": loss,
         "untrained_loss": math.log(work["classes"]),

@@ -92,7 +92,7 @@ def run(work: dict, *, first: bool) -> None:
     """Train; the first process reports."""
     torch.set_num_threads(work["threads"])
     np.random.seed(work["seed"])
-    clock, net, users = common.Clock(work["rounds"]), Net(work), _users(work)
+    clock, net, users = common.Clock(work["rounds"], turns=first), Net(work), _users(work)
     amp = torch.bfloat16 if work["precision"] == "bf16" else None
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0), amp_dtype=amp)
     evaluation, callbacks = NNEvalHyperParams(local_batch_size=200), [Tick(clock)]

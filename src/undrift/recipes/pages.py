@@ -29,7 +29,7 @@ Experiments at the papers' own size with two seeds or more. Mean ± standard dev
 stands in brackets. † the value was given, not tuned on held-out data. Every claim of the papers, met or not, smaller
 experiments, what is missing and where we fall short: [results](results/README.md).
 """
-WHY_NOT_RUN = "For want of processor time: `undrift recipes` says how many core hours each takes at the paper's own size."
+WHY_NOT_RUN = "For want of processor time: `undrift recipes` says how many core hours each takes at the paper's size."
 SEVERAL = 2
 """Seeds that a row of README.md needs."""
 

@@ -84,7 +84,7 @@ def whole(algorithm: str, *more: str) -> None:
 def killed_run(draw: random.Random, algorithm: str, engine: str, seconds: float) -> tuple[int, int, bool]:
     """A run that is killed again and again until it ends: kills, processes left behind, whether the bits are right."""
     words = [*RUN, "--out", "cut", "--set", f"algorithm.name={algorithm}", *ENGINES[engine]]
-    kills = left = 0
+    kills = left = late = 0
     shutil.rmtree("cut", ignore_errors=True)
     while True:
         run = Command(*words, *(["--resume"] if Path("cut/config.toml").exists() else []))
@@ -96,6 +96,10 @@ def killed_run(draw: random.Random, algorithm: str, engine: str, seconds: float)
                 time.sleep(draw.random() * 0.3)
         else:  # a run must come to its end, however slow the machine is
             run.wait(900)
+        if run.poll() == 1 and late < MOST and "no Ray cluster" in run.said.read_text():
+            late += 1
+            print("Ray did not start within its 30 s: once more", flush=True)
+            continue
         if run.poll() is not None:
             return kills, left, run.poll() == 0 and same_run(Path("cut"), Path("whole"))
         everybody = family(run.pid)

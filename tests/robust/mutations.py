@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 import tomllib
@@ -191,7 +192,7 @@ def _algorithm(draw: random.Random) -> dict[str, Any]:
         known = list(inspect.signature(RULES[part]).parameters) if part in RULES else []
         if known and draw.random() < 0.5:
             fine = [0, 1, 2, 4, 0.0, 0.1, 0.5, 1.0, 2.0, 1e30, True]
-            value = draw.choice(fine if draw.random() < 0.8 else ABSURD)
+            value = copy.deepcopy(draw.choice(fine if draw.random() < 0.8 else ABSURD))
             chosen[part] = {draw.choice(known): value}
     return chosen
 
@@ -206,7 +207,7 @@ def _spoil(draw: random.Random, settings: dict[str, Any]) -> None:
     """One absurd value, missing key, unknown key or section."""
     section = draw.choice([name for name, value in settings.items() if isinstance(value, dict)] or ["data"])
     kind = draw.choice(["value", "value", "value", "drop", "add", "section"])
-    value = draw.choice(ABSURD)
+    value = copy.deepcopy(draw.choice(ABSURD))  # what is put into it later stays out of the list
     if kind == "value":
         key = draw.choice(KEYS.get(section, ["name"]))
         if key not in SLOW or not isinstance(value, int) or value <= 100 or value >= 2**31:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fuzzing
+import mutations
 import pytest
 import soaking
 
@@ -25,6 +26,13 @@ def alarms() -> Iterator[None]:
     yield
     for sign, handler in before.items():
         signal.signal(sign, handler)
+
+
+def test_mutations_leave_their_values_as_they_are() -> None:
+    before, draw = repr(mutations.ABSURD), random.Random(1)
+    for _ in range(2000):
+        mutations.settings_of(draw, CONFIG)
+    assert repr(mutations.ABSURD) == before
 
 
 @pytest.mark.filterwarnings("default")

@@ -13,6 +13,7 @@ import argparse
 import datetime
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -59,6 +60,7 @@ def player(work: Work, system: System, rounds: int, limit: float) -> Player:
         "BENCH_SPEC": json.dumps(spec),
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_worker_niceness": "0",  # Ray's workers would yield to everybody else on the machine
     }
     return Player([str(python_of(system.environment)), *module], environment, limit)
 
@@ -127,6 +129,7 @@ def main() -> None:
     keys = options.work.split(",")
     if unknown := [key for key in keys if key not in WORKS]:
         parser.error(f"--work: {unknown[0]!r} is not one of {', '.join(WORKS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # systems that stand still must not be left behind
     works = [WORKS[key] for key in keys]
     if options.against:
         works = [against(options.against.resolve(), label_of(options.against))]

@@ -61,9 +61,6 @@ FLOWER = system("flower", "flower_sim", f"Flower, Ray, {CORES} clients at a time
 PFL_1 = system("pfl-1t", "pfl_sim", "pfl-research, 1 thread")
 PFL_2 = system("pfl-2t", "pfl_sim", "pfl-research, 2 threads", threads=CORES)
 PFL_2P = system("pfl-2p", "pfl_sim", "pfl-research, 2 processes (gloo)", processes=CORES, quick=False)
-PFL_BF16 = system(
-    "pfl-2t-bf16", "pfl_sim", "pfl-research, 2 threads, bf16", threads=CORES, precision="bf16", quick=False
-)
 LOOP_1 = system("loop-1", "loop", "hand-written loop, 1 process")
 LOOP_2 = system("loop-2", "loop", "hand-written loop, 2 processes", processes=CORES)
 
@@ -125,8 +122,8 @@ A = Work(
     "a",
     "cnn-cifar, 10 of 1,000 clients x 50 samples, batch 10, 1 epoch, FedAvg",
     CNN,
-    (OURS, LOOP_2, FLOWER, PFL_2, PFL_2P, OURS_BF16, OURS_ONE, PFL_1, LOOP_1, PFL_BF16),
-    25,
+    (OURS, LOOP_2, FLOWER, PFL_2, PFL_2P, OURS_BF16, OURS_ONE, PFL_1, LOOP_1),
+    20,
     15,
     (loop_bar(5), PFL_BAR, FLOWER_BAR, Bar("two workers 1.7x one worker", ("ours",), ("ours-1",), 1.7)),
 )
@@ -173,8 +170,8 @@ E = Work(
     "ResNet-8 (group norm), 4 of 40 clients x 500 samples, batch 50",
     {**CNN, "model": "resnet8", "users": 40, "per_user": 500, "cohort": 4, "batch": 50, "lr": 0.1},
     (OURS, LOOP_2, FLOWER, PFL_2, PFL_2P, replace(OURS_BF16, quick=False), PFL_1, LOOP_1),
-    8,
     6,
+    4,
     (loop_bar(5), PFL_BAR),
     turn=2,
 )

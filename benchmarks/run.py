@@ -1,6 +1,7 @@
 """Compare undrift's engine with Flower's simulation, pfl-research and a hand-written loop on the same work.
 
-    python benchmarks/run.py [--quick] [--work a,b,…] [--repeat R] [--rounds K] [--against FOLDER] [--report]
+    python benchmarks/run.py [--quick] [--work a,b,…] [--repeat R] [--rounds K] [--only NAME] [--against FOLDER]
+        [--report]
 
 All systems of a work are alive together and take turns of a few rounds (``turns``), in an order that rotates from
 repetition to repetition. ``--against`` compares with another checkout of undrift instead. Results go to a folder of
@@ -75,10 +76,10 @@ def result_of(found: Player) -> dict[str, Any]:
     return {**json.loads(line), **memory}
 
 
-def run(work: Work, *, quick: bool, repeat: int, rounds: int | None) -> dict[str, Any]:
+def run(work: Work, *, quick: bool, repeat: int, rounds: int | None, only: str = "") -> dict[str, Any]:
     """All systems on one work, in turns and repeated."""
     count = rounds or (work.quick_rounds if quick else work.rounds)
-    systems = [system for system in work.systems if system.quick or not quick]
+    systems = [system for system in work.systems if (system.quick or not quick) and system.name.startswith(only)]
     load = others()
     found: dict[str, dict[str, Any]] = {
         system.name: {"label": system.label, "settings": dict(system.settings), "runs": []} for system in systems
@@ -123,6 +124,7 @@ def main() -> None:
     parser.add_argument("--work", default=",".join(WORKS), help=f"which of {','.join(WORKS)} (default: all)")
     parser.add_argument("--repeat", type=int, help="repetitions (default: 3, quick 1)")
     parser.add_argument("--rounds", type=int, help="rounds a run")
+    parser.add_argument("--only", default="", metavar="NAME", help="only systems whose names begin so")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="only: another checkout of undrift beside this")
     parser.add_argument("--report", action="store_true", help="only write the tables again from the stored results")
     options = parser.parse_args()
@@ -139,7 +141,7 @@ def main() -> None:
         for name in sorted({system.environment for system in work.systems} - {None}, key=str):
             prepare(str(name))
         repeat = options.repeat or (1 if options.quick else 3)
-        result = run(work, quick=options.quick, repeat=repeat, rounds=options.rounds)
+        result = run(work, quick=options.quick, repeat=repeat, rounds=options.rounds, only=options.only)
         result["bars"] = [asdict(bar) for bar in work.bars]
         summarise(result)
         (folder / f"{work.key}.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -67,10 +67,9 @@ def test_memory_stays(here: Path) -> None:
     [("ray::IDLE", True), ("ray::_clients", True), ("ray::DashboardAgent", False), ("raylet", False)],
 )
 def test_of_rays_processes_only_workers_are_killed(name: str, kind: bool) -> None:
-    process = subprocess.Popen([name, "60"], executable="/bin/sleep")
-    try:
+    script = [name, "-c", "echo here; read line"]
+    with subprocess.Popen(script, executable="/bin/sh", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # until then the process may still be without its name
         assert soaking.is_worker(process.pid, "ray") is kind
         assert soaking.is_worker(process.pid, "two workers")
-    finally:
-        process.kill()
-        process.wait()

@@ -193,8 +193,13 @@ def _algorithm(draw: random.Random) -> dict[str, Any]:
         if known and draw.random() < 0.5:
             fine = [0, 1, 2, 4, 0.0, 0.1, 0.5, 1.0, 2.0, 1e30, True]
             value = copy.deepcopy(draw.choice(fine if draw.random() < 0.8 else ABSURD))
-            chosen[part] = {draw.choice(known): value}
+            key = draw.choice(known)
+            chosen[part] = {} if _takes_long(key, value) else {key: value}
     return chosen
+
+
+def _takes_long(key: str, value: Any) -> bool:
+    return key in SLOW and isinstance(value, int) and 100 < value < 2**31
 
 
 def _put(settings: dict[str, Any], key: str, value: Any) -> None:
@@ -210,7 +215,7 @@ def _spoil(draw: random.Random, settings: dict[str, Any]) -> None:
     value = copy.deepcopy(draw.choice(ABSURD))  # what is put into it later stays out of the list
     if kind == "value":
         key = draw.choice(KEYS.get(section, ["name"]))
-        if key not in SLOW or not isinstance(value, int) or value <= 100 or value >= 2**31:
+        if not _takes_long(key, value):
             _put(settings, f"{section}.{key}", value)
     elif kind == "drop" and settings.get(section):
         del settings[section][draw.choice(list(settings[section]))]

@@ -38,6 +38,16 @@ def test_mutations_leave_their_values_as_they_are() -> None:
     assert repr(mutations.ABSURD) == before
 
 
+def test_mutations_ask_for_no_work_of_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutations, "ALGORITHMS", ["fsl"] * 3)
+    monkeypatch.setattr(mutations, "ABSURD", [10**9])
+    draw = random.Random(1)
+    given = [mutations._algorithm(draw).get("fsl", {}) for _ in range(2000)]
+    assert any(one.get("gamma") == 10**9 for one in given)
+    assert any(one.get("steps") == 2 for one in given)
+    assert not any(one.get("steps") == 10**9 for one in given)
+
+
 @pytest.mark.filterwarnings("default")
 def test_nothing_is_found(tmp_path: Path, alarms: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,8 +1,8 @@
 """Candidates raced on the real federation: successive halving in which those who stay go on from where they are.
 
 Every candidate runs a few rounds, the better half of them some more, and so on; the last ones run longest. Validation
-data, a part of every client's own, decide by the mean over the latest third of the rounds made. All heats together
-take a fixed number of rounds.
+data, a part of every client's own, decide by the mean over the latest third of the rounds made, together with the
+prediction as far as few samples leave it open. All heats together take a fixed number of rounds.
 
 Jamieson, Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, 2016.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from undrift.experiment.config import Config
 from undrift.experiment.run_many import Planned
 from undrift.rounds.progress import Monitor
 
+Prior = Mapping[str, float]
+"""Label of a candidate -> its predicted lead over FedAvg, in the metric's units."""
 KEPT = 2
 """One in so many candidates stays after a heat."""
 FINALISTS = 3
@@ -31,6 +33,8 @@ FIRST = 3
 """Rounds of the first heat at least: in the first one nearly all candidates do the same, and momentum needs some."""
 TWO_TO_ONE = 0.43
 """Standard errors that a difference must have for the odds to be 2 to 1 that it is none of chance."""
+PREDICTS = 0.02
+"""Standard deviation of gains over FedAvg around their prediction, on the tuned half of ``benchmarks/advice``."""
 LATEST = 3
 """One in so many of the rounds made, the latest, counts."""
 
@@ -82,6 +86,7 @@ class Outcome:
     heats: list[Heat]
     monitor: Monitor
     failed: dict[str, str] = field(default_factory=dict)
+    prior: Prior = field(default_factory=dict)
 
     @property
     def tied(self) -> list[Standing]:
@@ -91,7 +96,16 @@ class Outcome:
 
     def apart(self, best: Standing, other: Standing) -> bool:
         """Whether the odds that one is better than the other are above 2 to 1."""
-        return abs(best.value - other.value) > TWO_TO_ONE * max(best.error, other.error)
+        error = max(best.error, other.error)
+        if self.prior:
+            error *= math.sqrt(1 - share_of_prior(error))
+        first, second = (believed(one, self.prior, self.common_error) for one in (best, other))
+        return abs(first - second) > TWO_TO_ONE * error
+
+    @property
+    def common_error(self) -> float:
+        """Of the last heat."""
+        return largest_error([one for one in self.standings if one.rounds == self.standings[0].rounds])
 
     @property
     def rounds(self) -> int:
@@ -104,7 +118,9 @@ class Outcome:
         final = [*(one for one in self.standings if one.rounds == last), *variants]
         rest = [one for one in self.standings if one.rounds < last]
         heats = [*self.heats, Heat(len(variants), last)]
-        return replace(self, standings=[*ranked(final, self.monitor), *rest], heats=heats, failed=self.failed | failed)
+        return replace(
+            self, standings=[*ranked(final, self.monitor, self.prior), *rest], heats=heats, failed=self.failed | failed
+        )
 
 
 def racer_of(config: Config, candidate: Candidate) -> Racer:
@@ -159,9 +175,14 @@ def race(
     out: Path,
     watch: Watch | None = None,
     jobs: int | None = None,
+    prior: Prior | None = None,
 ) -> Outcome:
-    """Run the race; the first heat takes the first racers of the field."""
+    """Run the race; the first heat takes the first racers of the field.
+
+    ``prior`` counts only where what it predicts is also what decides.
+    """
     monitor = work_on(track, track.config).monitor
+    prior = (prior or {}) if monitor.metric == "accuracy" else {}
     standings, out_of_it, failed = list[Standing](), list[Standing](), dict[str, str]()
     running, done = list(field[: plan[0].racers]), 0
     for number, heat in enumerate(plan):
@@ -169,14 +190,15 @@ def race(
         failed |= advance(track, planned, heat.until, shifted(watch, done), jobs)
         done += len(running)
         able = [racer for racer in running if racer.name not in failed]
-        standings = ranked([standing(track, racer, out / racer.name, heat.until, monitor) for racer in able], monitor)
+        reached = [standing(track, racer, out / racer.name, heat.until, monitor) for racer in able]
+        standings = ranked(reached, monitor, prior)
         keep = plan[number + 1].racers if number + 1 < len(plan) else len(standings)
         out_of_it = [*standings[keep:], *out_of_it]
         standings = standings[:keep]
         running = [one.racer for one in standings]
     if not standings:
         raise RunError(f"no candidate finished: {next(iter(failed.values()))}")
-    return Outcome([*standings, *out_of_it], list(plan), monitor, failed)
+    return Outcome([*standings, *out_of_it], list(plan), monitor, failed, prior)
 
 
 def race_rates(
@@ -230,9 +252,32 @@ def standard_error(values: Sequence[float], monitor: Monitor, samples: int) -> f
     return math.hypot(varies, drawn)
 
 
-def ranked(standings: Sequence[Standing], monitor: Monitor) -> list[Standing]:
+def ranked(standings: Sequence[Standing], monitor: Monitor, prior: Prior) -> list[Standing]:
     """The best first; the first of equals stays first."""
-    return sorted(standings, key=lambda one: one.value if monitor.less else -one.value)
+    error = largest_error(standings)
+    sign = 1 if monitor.less else -1
+    return sorted(standings, key=lambda one: sign * believed(one, prior, error))
+
+
+def believed(one: Standing, prior: Prior, error: float) -> float:
+    """What a racer reached, drawn towards its prediction as far as few samples leave it open; for differences only.
+
+    The mean of the posterior of a normal prior (``PREDICTS``) and a normal measurement.
+    """
+    if not prior:
+        return one.value
+    share = share_of_prior(error)
+    return (1 - share) * one.value + share * prior[one.racer.candidate.label]
+
+
+def share_of_prior(error: float) -> float:
+    """How much the prediction weighs beside a measurement with such an error."""
+    return error**2 / (error**2 + PREDICTS**2)
+
+
+def largest_error(standings: Sequence[Standing]) -> float:
+    """One for all, so that values are drawn towards their predictions alike."""
+    return max((one.error for one in standings), default=0.0)
 
 
 def shifted(watch: Watch | None, before: int) -> Watch:

@@ -126,7 +126,8 @@ def _diagnose(ready: Prepared, out: Path, say: Say, watching: Watching) -> Diagn
     say(_announced(plan, variants))
     starts, jobs, place = sum(heat.racers for heat in plan), _jobs(ready.config), out / "race"
     watch = watching(starts + variants)
-    outcome = race(track, entered(track, candidates, plan), plan, place, watch, jobs)
+    prior = {one.candidate.label: one.points / 100 for one in candidates.predicted}
+    outcome = race(track, entered(track, candidates, plan), plan, place, watch, jobs, prior)
     if variants:
         factors = other_rates(ready, found, outcome.standings[0].racer.candidate)
         outcome = race_rates(track, outcome, factors, place, shifted(watch, starts), jobs)

@@ -101,6 +101,13 @@ def test_the_prediction_looks_at_drift_and_at_how_many_rounds_are_left() -> None
     few, many = first(rounds=12), first(rounds=2000)
     assert few.index("fedadc") < few.index("fedadc (beta 0.9)")
     assert many.index("fedadc (beta 0.9)") < many.index("fedadc")
+    good, far = (
+        {one.candidate.label: one.points for one in field_of(findings(server=server), ["head"]).predicted}
+        for server in (ServerData(50, 0.5, 0.05, True, 0.05), ServerData(50, 0.5, 0.2, True, 0.05))
+    )
+    assert good["fedadc+fsl (beta 0.9)"] > good["fedadc (beta 0.9)"] == far["fedadc+fsl (beta 0.9)"]
+    assert good["scaffold+slowmo+fsl"] > good["scaffold+slowmo"] == far["scaffold+slowmo+fsl"]
+    assert good["fsl"] > far["fsl"] == 0.0
     alike = field_of(findings(excess=0.1), []).predicted
     gains = {one.candidate.label: one.points for one in alike}
     assert gains["fsl"] < gains["fedavg"] == 0.0 < gains["scaffold"] < 1 < gains["fedadc"]
@@ -112,7 +119,8 @@ def test_first_values() -> None:
     assert layers_for(findings(), []) == 1
     assert takes_larger_steps(findings(smoothness=1.0), 0.1, Candidate("fedadc"))
     assert not takes_larger_steps(findings(smoothness=3.0), 0.1, Candidate("fedadc"))
-    assert not takes_larger_steps(findings(smoothness=1.0), 0.1, Candidate("scaffold+fedadc"))
+    for momentum in ("fedadc", "slowmo"):
+        assert not takes_larger_steps(findings(smoothness=1.0), 0.1, Candidate(f"scaffold+{momentum}"))
     high = Candidate("fedadc", {"fedadc": {"beta": 0.9}})  # moves the model ten steps' length in all
     assert takes_larger_steps(findings(smoothness=0.9), 0.1, high)
     assert not takes_larger_steps(findings(smoothness=1.1), 0.1, high)

@@ -21,7 +21,7 @@ PROBE = 0.05
 """Of the samples that a run visits: what the probe before a race visits for training, and as many for gradients."""
 STEP = 1e7
 """Arithmetic that takes as long as the overhead of a step: half a millisecond at 2e10 a second."""
-START = 1.2e9
+START = 2e9
 """The same for continuing a candidate: a process, its model, its checkpoint."""
 SMALLEST = 4e10
 """A budget below this (two seconds) is raised to it: where a run takes one second nobody counts."""

@@ -31,10 +31,15 @@ KEPT = 2
 FINALISTS = 3
 FIRST = 3
 """Rounds of the first heat at least: in the first one nearly all candidates do the same, and momentum needs some."""
-TWO_TO_ONE = 0.43
-"""Standard errors that a difference must have for the odds to be 2 to 1 that it is none of chance."""
-PREDICTS = 0.02
+THREE_TO_TWO = 0.25
+"""Standard errors that a difference must have for the odds to be 3 to 2 that it is none of chance."""
+PREDICTS = 0.015
 """Standard deviation of gains over FedAvg around their prediction, on the tuned half of ``benchmarks/advice``."""
+PARTS = 12
+"""A heat is this part of a run, if that is more than the rounds of the first heat at least."""
+REACH = 0.4
+"""Of a run: how far the finalists must come. On the tuned half, the best of three at this point stays 0.4 points behind
+the best at the end, 0.2 at half of the run."""
 LATEST = 3
 """One in so many of the rounds made, the latest, counts."""
 
@@ -69,8 +74,10 @@ class Standing:
     value: float
     """The mean over the latest rounds, in the metric's own units."""
     error: float
-    """The standard error of a difference between two such values."""
+    """Its standard error, from round to round and because validation samples are few."""
     curve: list[tuple[int, float]] = field(default_factory=list)
+    sampling: float = 0.0
+    """The latter part of the error."""
 
     def at(self, round: int) -> float:
         """What it had reached at an earlier round."""
@@ -95,12 +102,12 @@ class Outcome:
         return [one for one in self.standings if one.rounds == best.rounds and not self.apart(best, one)]
 
     def apart(self, best: Standing, other: Standing) -> bool:
-        """Whether the odds that one is better than the other are above 2 to 1."""
-        error = max(best.error, other.error)
+        """Whether the odds that one is better than the other are above 3 to 2."""
+        error = error_of_difference(best, other)
         if self.prior:
             error *= math.sqrt(1 - share_of_prior(error))
         first, second = (believed(one, self.prior, self.common_error) for one in (best, other))
-        return abs(first - second) > TWO_TO_ONE * error
+        return abs(first - second) > THREE_TO_TWO * error
 
     @property
     def common_error(self) -> float:
@@ -137,17 +144,20 @@ def sizes(count: int) -> list[int]:
 
 
 def heats(count: int, budget: float, most: int) -> list[Heat]:
-    """The heats of a race of at most ``count``: fewer where they would not get their first rounds.
+    """The heats of a race of at most ``count``: fewer where the finalists would not come far enough.
 
-    Every heat gets an equal part of the budget; nobody runs more than ``most`` rounds.
+    Every heat but the last gets its racers a few rounds on; the finalists share what is left, up to ``most`` rounds.
     """
-    while count > FINALISTS and budget / len(sizes(count)) / count < FIRST:
+    pace = max(FIRST, most // PARTS)
+    while True:
+        *early, last = sizes(count)
+        left = budget - pace * sum(early)
+        until = min(most, pace * len(early) + int(left / last))
+        if count <= FINALISTS + 1 or until >= REACH * most:
+            break
         count -= 1
-    found, until = list[Heat](), 0
-    for number in sizes(count):
-        until = min(most, until + max(1, int(budget / len(sizes(count)) / number)))
-        found.append(Heat(number, until))
-    return found
+    found = [Heat(number, pace * (place + 1)) for place, number in enumerate(early)]
+    return [*found, Heat(last, max(until, pace * len(early) + 1))]
 
 
 def cost(plan: Sequence[Heat], variants: int = 0) -> int:
@@ -226,8 +236,10 @@ def standing(track: Track, racer: Racer, folder: Path, until: int, monitor: Moni
     curve = [(r["round"], float(r[key])) for r in records(folder, until) if r.get(key) is not None]
     if not curve:
         raise RunError(f"{monitor.metric!r} is not counted on validation data")
-    error = standard_error(latest(curve, until), monitor, track.samples)
-    return Standing(racer, curve[-1][0], mean_of_latest(curve, until), error, curve)
+    value = mean_of_latest(curve, until)
+    sampling = error_from_samples(value, monitor, track.samples)
+    error = math.hypot(error_from_rounds(latest(curve, until)), sampling)
+    return Standing(racer, curve[-1][0], value, error, curve, sampling)
 
 
 def latest(curve: Sequence[tuple[int, float]], until: int) -> list[float]:
@@ -241,15 +253,27 @@ def mean_of_latest(curve: Sequence[tuple[int, float]], until: int) -> float:
     return statistics.fmean(latest(curve, until))
 
 
-def standard_error(values: Sequence[float], monitor: Monitor, samples: int) -> float:
-    """Of a difference between two candidates: from how values vary from round to round, and from few samples.
+def error_from_samples(mean: float, monitor: Monitor, samples: int) -> float:
+    """Of a difference between two candidates, because validation samples are few.
 
     Two good models are right and wrong on mostly the same samples: half the variance of each is common.
     """
-    mean = statistics.fmean(values)
-    varies = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    drawn = math.sqrt(max(mean * (1 - mean), 0.0) / samples) if monitor.metric == "accuracy" else 0.0
-    return math.hypot(varies, drawn)
+    return math.sqrt(max(mean * (1 - mean), 0.0) / samples) if monitor.metric == "accuracy" else 0.0
+
+
+def error_from_rounds(values: Sequence[float]) -> float:
+    """Of a mean of values that vary from round to round."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def error_of_difference(one: Standing, other: Standing) -> float:
+    """Of two candidates that ran equally far: clients drawn and samples are the same, so differences are what varies.
+
+    What both gain from round to round is no error.
+    """
+    until = min(one.rounds, other.rounds)
+    pairs = zip(latest(one.curve, until), latest(other.curve, until), strict=False)
+    return math.hypot(error_from_rounds([a - b for a, b in pairs]), max(one.sampling, other.sampling))
 
 
 def ranked(standings: Sequence[Standing], monitor: Monitor, prior: Prior) -> list[Standing]:
@@ -277,7 +301,7 @@ def share_of_prior(error: float) -> float:
 
 def largest_error(standings: Sequence[Standing]) -> float:
     """One for all, so that values are drawn towards their predictions alike."""
-    return max((one.error for one in standings), default=0.0)
+    return max((one.sampling for one in standings), default=0.0)
 
 
 def shifted(watch: Watch | None, before: int) -> Watch:

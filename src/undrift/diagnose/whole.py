@@ -15,11 +15,23 @@ from undrift.data import DataSet
 from undrift.diagnose.advice import MILD, Candidate, advise
 from undrift.diagnose.answer import expected, instead, ordered
 from undrift.diagnose.budget import LONG, RUNS, Budget, budget_of, probe_samples
-from undrift.diagnose.candidates import BASELINE, TWICE, Field, field_of, takes_larger_steps
+from undrift.diagnose.candidates import BASELINE, TWICE, Field, field_of, other_rate
 from undrift.diagnose.costs import Bytes, bytes_of, configured, split_fit
 from undrift.diagnose.plan import ProbePlan, plan_probe
 from undrift.diagnose.probe import Findings, probe
-from undrift.diagnose.race import Heat, Outcome, Racer, Standing, cost, planned, race, race_rates, racer_of, shifted
+from undrift.diagnose.race import (
+    FINALISTS,
+    Heat,
+    Outcome,
+    Racer,
+    Standing,
+    cost,
+    planned,
+    race,
+    race_rates,
+    racer_of,
+    shifted,
+)
 from undrift.diagnose.report import Diagnosis, Raced, page
 from undrift.diagnose.track import Track, Watch, track_of
 from undrift.errors import ConfigError
@@ -119,7 +131,7 @@ def _diagnose(ready: Prepared, out: Path, say: Say, watching: Watching) -> Diagn
         return told
     candidates = field_of(found, advice.drifting, broad=ready.asked.long)
     track = track_of(ready.config, ready.data)
-    variants = len(other_rates(ready, found, candidates.candidates[0]))
+    variants = max(len(other_rates(ready, found, one)) for one in candidates.candidates[:FINALISTS])
     plan, why = heats_of(ready, track, candidates, variants)
     if not plan:
         return replace(told, not_raced=why)
@@ -128,8 +140,7 @@ def _diagnose(ready: Prepared, out: Path, say: Say, watching: Watching) -> Diagn
     watch = watching(starts + variants)
     prior = {one.candidate.label: one.points / 100 for one in candidates.predicted}
     outcome = race(track, entered(track, candidates, plan), plan, place, watch, jobs, prior)
-    if variants:
-        factors = other_rates(ready, found, outcome.standings[0].racer.candidate)
+    if factors := other_rates(ready, found, outcome.standings[0].racer.candidate)[:variants]:
         outcome = race_rates(track, outcome, factors, place, shifted(watch, starts), jobs)
     return with_race(ready, told, candidates, outcome)
 
@@ -140,7 +151,8 @@ def other_rates(ready: Prepared, found: Findings, winner: Candidate) -> tuple[fl
         return tuple(factor for factor in ready.asked.rates if factor != 1)
     if ready.asked.long:
         return (1 / TWICE, TWICE)
-    return (TWICE if takes_larger_steps(found, ready.work.plan.lr, winner) else 1 / TWICE,)
+    factor = other_rate(found, ready.work.plan.lr, winner)
+    return () if factor is None else (factor,)
 
 
 def _costs(ready: Prepared, names: Sequence[str]) -> dict[str, Bytes]:

@@ -191,7 +191,7 @@ def counted_on(server: ServerData | None) -> bool:
 def predicted_points(found: Findings, one: Candidate) -> float:
     """By how many points a candidate is expected to be ahead of FedAvg when the run ends.
 
-    Momentum needs rounds to gather speed.
+    Momentum needs rounds to gather speed; in longer runs leads do not grow, as all come close to what can be reached.
     """
     chain = one.label.removeprefix("fedprox").removeprefix("+")
     if counted_on(found.server):
@@ -201,7 +201,7 @@ def predicted_points(found: Findings, one: Candidate) -> float:
     else:
         gain = GAINS[False].get(chain, 0.0)
     lives = LIVES[HIGH_BETA if one.variant else BETA] if MOMENTUM & one.parts else 0
-    return gain * _gathered(found.rounds, lives) / _gathered(MEASURED, lives)
+    return gain * min(1.0, _gathered(found.rounds, lives) / _gathered(MEASURED, lives))
 
 
 def _gathered(rounds: int, lives: int) -> float:

@@ -159,14 +159,6 @@ def test_a_killed_worker_is_replaced_and_the_bits_stay(
     assert {**facts(shaken), "summary": 0} == {**quiet, "summary": 0}
 
 
-@pytest.mark.parametrize("room", [0, 1 << 30])
-def test_client_memories_in_shared_memory_and_out_of_it(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where shared memory has no room for what clients keep, it is copied: the same bits."""
-    monkeypatch.setattr(local_worker, "_ROOM", room)
-    rule = ud.scaffold() + ud.fedprox(0.1)
-    assert facts(simulated(rule, workers=2)) == facts(simulated(rule))
-
-
 # Real processes.
 
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 import undrift.data.federation as federations
 from undrift.core.files import read_lines, write_atomic, write_json
+from undrift.core.private_memory import PrivateMemory
 from undrift.core.schedule import Schedule
 from undrift.core.streams import stream, torch_seed
-from undrift.core.tree import Packing, clone, flatten, nbytes, unflatten
+from undrift.core.tree import ALIGNMENT, Packing, clone, flatten, nbytes, unflatten
 from undrift.core.vector import FlatModel, merge
 from undrift.data.federation import Federation, federation, from_clients
 from undrift.data.samples import InMemory
@@ -303,6 +304,58 @@ def test_the_store_keeps_versions_until_a_checkpoint_is_made(tmp_path: Path) -> 
     late.put(7, memory(5), round=3)
     assert late.flush() != checkpoint
     assert (tmp_path / checkpoint[7]).exists()
+
+
+def test_the_store_owns_what_was_put() -> None:
+    store, given = ClientStates(memory(0)), memory(1)
+    store.put(0, given, round=1)
+    given["rule"]["c"].fill_(9)
+    assert value_of(store, 0) == 1
+
+
+def test_what_is_held_is_not_yet_in_the_store() -> None:
+    store = ClientStates(memory(0))
+    store.put(0, memory(1), round=1)
+    held = store.hold(memory(2))
+    assert value_of(store, 0) == 1
+    store.put(0, held, round=2)
+    assert value_of(store, 0) == 2
+
+
+def test_what_was_taken_out_of_the_store_stays_as_it_is() -> None:
+    store = ClientStates(memory(0))
+    store.put(0, memory(1), round=1)
+    found = store.get(0)
+    for round in range(2, 9):
+        store.put(0, memory(round), round)
+    assert found is not None
+    assert found["rule"]["c"].tolist() == [1] * 4
+    assert value_of(store, 0) == 8
+
+
+def test_states_lie_as_torch_would_let_them_lie() -> None:
+    like: dict[str, Any] = {"a": torch.zeros(3), "b": {"c": torch.zeros(2, 5), "n": torch.zeros(1, dtype=torch.int64)}}
+    store = ClientStates(like)
+    for client in range(5):
+        store.put(client, {"a": like["a"] + client, "b": like["b"]}, round=1)
+        found = flatten(store.get(client) or {})
+        assert {path: leaf.dtype for path, leaf in found.items()} == {k: v.dtype for k, v in flatten(like).items()}
+        assert all(leaf.data_ptr() % ALIGNMENT == 0 for leaf in found.values())
+        assert found["a"].tolist() == [client] * 3
+
+
+@pytest.mark.parametrize("size", [64, 3 << 20, 100 << 20])
+def test_places_are_used_again_when_nobody_looks_at_them(size: int) -> None:
+    memory = PrivateMemory(size)
+    places = [memory.place() for _ in range(3)]
+    first, second, third = ({torch.frombuffer(place, dtype=torch.uint8).data_ptr()} for place in places)
+    tensor = torch.frombuffer(places.pop(0), dtype=torch.uint8)[1:]
+    places.pop(0)
+    again = {torch.frombuffer(place, dtype=torch.uint8).data_ptr() for place in [memory.place()]}
+    assert again == second, "the first one has a tensor in it"
+    assert len(first | second | third) == 3
+    del tensor
+    assert torch.frombuffer(memory.place(), dtype=torch.uint8).data_ptr() in first | second
 
 
 # Files and folders.

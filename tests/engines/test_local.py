@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import undrift as ud
 from undrift.core.numerics import settled
+from undrift.core.tree import clone, flatten
 from undrift.data.federation import from_clients
+from undrift.engines import local_worker
 from undrift.engines.local import Local, shares
 from undrift.engines.serial import Serial
 from undrift.rounds.messages import Broadcast, ClientTask
@@ -66,16 +68,22 @@ class Rounds:
         self.engine = engine
         self.x, self.buffers = worker.weights.clone(), worker.buffers.clone()
         self.down = work.rule.down(work.rule.init_server(self.x), 1)
-        self.kept = {client: work.rule.init_client(self.x) for client in range(CLIENTS)}
+        self.kept = dict.fromkeys(range(CLIENTS), work.rule.init_client(self.x))
+        self.taking_part = slice(None)
 
     def outcomes(self, round: int) -> Iterator[Any]:
         broadcast = Broadcast(round, 0.1, self.x, self.buffers, self.down)
-        for out in self.engine.clients(broadcast, [ClientTask(*item) for item in self.kept.items()]):
-            self.kept[out.client] = out.kept
+        for out in self.engine.clients(
+            broadcast, [ClientTask(*item) for item in list(self.kept.items())[self.taking_part]]
+        ):
+            self.kept[out.client] = clone(out.kept)  # it is valid until the next outcome is taken
             yield out
 
     def make(self, round: int) -> list[Any]:
         return [(out.client, out.delta.clone(), out.loss, out.steps) for out in self.outcomes(round)]
+
+    def states(self) -> list[Tensor]:
+        return [tensor for kept in self.kept.values() for tensor in flatten(kept).values()]
 
 
 @contextmanager
@@ -111,6 +119,25 @@ def test_short_clients_are_handed_out_together_with_the_same_bits(rule: Any) -> 
             given.append(engine._number - before)
     assert given[0] == CLIENTS, "one by one while nobody knows what a client takes"
     assert max(given[1:]) < CLIENTS / 2, "then several at a time"
+
+
+@pytest.mark.parametrize("rule", [ud.scaffold() + ud.fedprox(0.1), ud.feddyn(0.2)], ids=["scaffold", "feddyn"])
+@pytest.mark.parametrize("taking_part", [slice(None), slice(1, None), slice(4, 6)])
+def test_states_travel_through_slots_that_are_used_again(
+    rule: Any, taking_part: slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More clients than slots; who is new shares a state with others, who is not has one of its own."""
+    monkeypatch.setattr(local_worker, "_PLACES", 0)
+    work = work_of(rule)
+    with local(work) as (engine, rounds):
+        assert engine.slots < CLIENTS
+        expected = serial(work)
+        for those in (taking_part, slice(None), slice(None)):
+            for found in (rounds, expected):
+                found.taking_part = those
+            assert same(rounds.make(1), expected.make(1))
+            assert all(map(torch.equal, rounds.states(), expected.states()))
+    assert any(state.any() for state in rounds.states())
 
 
 def test_long_clients_are_handed_out_one_by_one() -> None:

@@ -1,11 +1,11 @@
 """Worker processes on this machine: forked, one thread each, messages in shared memory.
 
-The pool of data is inherited by the fork. The server model, messages and client memories lie in anonymous
-shared memory; pipes carry only small tuples. Clients that take a few milliseconds are handed out several at a time, so
-that nobody waits for messages. Outcomes are handed on in the order of the cohort, so sums, and with them all bits, do
-not depend on the number of workers. A worker that dies, or that is stopped or stuck
-(it has work and computes nothing), is replaced and its tasks done again. Evaluation is cut into fixed chunks that fill
-the time in which workers would wait.
+The pool of data is inherited by the fork. The server model, messages and what clients keep travel through slots of
+anonymous shared memory that are used over and over; pipes carry only small tuples. Clients that take a few
+milliseconds are handed out several at a time, so that nobody waits for messages. Outcomes are handed on in the order
+of the cohort, so sums, and with them all bits, do not depend on the number of workers. A worker that dies, or that is
+stopped or stuck (it has work and computes nothing), is replaced and its tasks done again. Evaluation is cut into fixed
+chunks that fill the time in which workers would wait.
 """
 
 from __future__ import annotations
@@ -17,22 +17,19 @@ import os
 import select
 import time
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from typing import Any
-from weakref import WeakValueDictionary
 
 from torch import Tensor
 
 from undrift.core.processes import die_with, processor_time
 from undrift.core.signals import impatient
-from undrift.core.tree import Tree, clone, copy_into
+from undrift.core.tree import Tree, copy_into
 from undrift.engines.local_worker import Failure, Memory, serve
-from undrift.engines.shared_memory import SlotTree
 from undrift.errors import RunError
 from undrift.rounds.engine import Pending
 from undrift.rounds.evaluation import Scores, in_order, pieces
@@ -54,21 +51,6 @@ _LOOK = 1.0
 """Seconds from one look at workers that do not answer to the next."""
 TIMEOUT = 300.0
 """Seconds after which a worker that has work and computes nothing is replaced."""
-
-
-@dataclass(frozen=True)
-class _Posted:
-    """A client under way: where its outcome is put, what it kept so far, and where it puts what it keeps now."""
-
-    client: int
-    slot: int
-    old: SlotTree | None
-    new: SlotTree | None
-
-    def plain(self) -> tuple[int, int, int | None, int | None]:
-        """For the way to a worker."""
-        old, new = (None if tree is None else tree.number for tree in (self.old, self.new))
-        return self.client, self.slot, old, new
 
 
 class _Process:
@@ -121,14 +103,15 @@ class Local:
         self.work, self.timeout = work, timeout
         self.clock = worker.clock
         self.memory = Memory(work, worker, workers)
-        self.slots = len(self.memory.outcomes)
+        self.slots = self.memory.count
         self.processes: list[_Process] = []
         self._answers = select.poll()
         for _ in range(workers):
             self._start()
         self.deaths = 0
         self._tasks: dict[int, tuple[Any, ...]] = {}
-        self._posted: dict[int, list[_Posted]] = {}
+        self._posted: dict[int, list[tuple[int, int, int]]] = {}
+        """Of every task with clients: who they are, the slots of their outcomes and of what they have kept."""
         self._done: dict[int, Any] = {}
         self._urgent: deque[int] = deque()
         self._spare: deque[int] = deque()
@@ -141,7 +124,8 @@ class Local:
     def clients(self, broadcast: Broadcast, tasks: Sequence[ClientTask]) -> Iterator[Outcome | Lost]:
         """Carry out a round's tasks on the workers; slots of shared memory are used again as outcomes are taken."""
         copy_into(broadcast.tree(), self.memory.broadcast)
-        held = WeakValueDictionary[int, SlotTree]()
+        common = _common(tasks)
+        copy_into(common, self.memory.before[-1])
         groups = self._groups(tasks)
         numbers: list[int] = []
         given = taken = 0
@@ -149,7 +133,7 @@ class Local:
         for position, group in enumerate(groups):
             while len(numbers) < len(groups) and given + len(groups[len(numbers)]) <= taken + self.slots:
                 following = groups[len(numbers)]
-                numbers.append(self._post(broadcast, following, given, held))
+                numbers.append(self._post(broadcast, following, given, common))
                 given += len(following)
             answers, seconds = self._wait_for(numbers[position])
             spent += seconds
@@ -170,33 +154,26 @@ class Local:
         most = min(math.ceil(_LONG / max(each, 1e-6)), self.slots // workers)
         return [tasks[part] for part in shares(steps, workers, most)]
 
-    def _outcome(self, posted: _Posted, loss: float, visits: int, steps: int, finite: bool) -> Outcome:
-        place = self.memory.outcomes[posted.slot]
-        kept = self._room_for(posted.new) if posted.new is not None else self.memory.nothing or {}
-        return Outcome(posted.client, place["delta"], place["buffers"], place["up"], kept, loss, visits, steps, finite)
+    def _outcome(self, posted: tuple[int, int, int], loss: float, visits: int, steps: int, finite: bool) -> Outcome:
+        client, slot, _ = posted
+        place, kept = self.memory.outcomes[slot], self.memory.after[slot]
+        return Outcome(client, place["delta"], place["buffers"], place["up"], kept, loss, visits, steps, finite)
 
-    def _post(
-        self, broadcast: Broadcast, group: Sequence[ClientTask], first: int, held: WeakValueDictionary[int, SlotTree]
-    ) -> int:
+    def _post(self, broadcast: Broadcast, group: Sequence[ClientTask], first: int, common: Tree) -> int:
         """Hand a task out; the outcomes get slots from ``first`` on, round and round."""
-        posted = [self._place(task, (first + place) % self.slots, held) for place, task in enumerate(group)]
-        number = self._new(("clients", broadcast.round, broadcast.lr, [client.plain() for client in posted]))
+        posted = [self._place(task, (first + place) % self.slots, common) for place, task in enumerate(group)]
+        number = self._new(("clients", broadcast.round, broadcast.lr, posted))
         self._posted[number] = posted
         self._urgent.append(number)
         self._feed()
         return number
 
-    def _place(self, task: ClientTask, slot: int, held: WeakValueDictionary[int, SlotTree]) -> _Posted:
-        states = self.memory.states
-        if self.memory.nothing is not None:
-            return _Posted(task.client, slot, None, None)
-        old = held.get(id(task.kept)) or states.hold(task.kept)  # clients that are new share one state
-        held[id(task.kept)] = old
-        return _Posted(task.client, slot, old, states.allocate())
-
-    def _room_for(self, kept: SlotTree) -> Tree:
-        """What a client keeps, out of shared memory where that is needed for the clients to come."""
-        return kept if len(self.memory.states.free) > self.memory.reserve else clone(kept)
+    def _place(self, task: ClientTask, slot: int, common: Tree) -> tuple[int, int, int]:
+        """Put what a client has kept where its worker finds it."""
+        if task.kept is common:
+            return task.client, slot, self.slots
+        copy_into(task.kept, self.memory.before[slot])
+        return task.client, slot, slot
 
     def evaluate(self, x: Tensor, buffers: Tensor) -> Pending:
         """Queue an evaluation behind the clients' work."""
@@ -300,6 +277,12 @@ class Local:
         for process in self.processes:
             process.stop(0.0 if process.tasks else 5.0)  # who still has work was given up
         self.processes.clear()
+
+
+def _common(tasks: Sequence[ClientTask]) -> Tree:
+    """The state that most clients share: those that are new have the same."""
+    counts = Counter(id(task.kept) for task in tasks)
+    return max((task.kept for task in tasks), key=lambda kept: counts[id(kept)], default={})
 
 
 def shares(steps: Sequence[int], workers: int, most: int) -> list[slice]:

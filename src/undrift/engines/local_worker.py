@@ -14,10 +14,10 @@ from torch import Tensor
 
 from undrift.core.numerics import settle
 from undrift.core.signals import leave_stopping_to_parent
-from undrift.core.tree import Packing, Tree, copy_into, nbytes
+from undrift.core.tree import Packing, copy_into
 from undrift.core.trouble import describe
 from undrift.engines.serial import carried_out
-from undrift.engines.shared_memory import Slots, shared_memory
+from undrift.engines.shared_memory import slots
 from undrift.errors import UndriftError
 from undrift.rounds.evaluation import pieces
 from undrift.rounds.messages import Broadcast, ClientTask
@@ -26,8 +26,6 @@ from undrift.rounds.worker import Worker
 
 _PLACES = 32 << 20
 """Bytes of shared memory for outcomes that wait for their turn (more, where a few of them take more)."""
-_ROOM = 1 << 30
-"""Bytes of shared memory for what clients keep; the rest lies in the driver's own and is copied when needed."""
 
 
 class Memory:
@@ -36,24 +34,18 @@ class Memory:
     def __init__(self, work: Work, worker: Worker, workers: int) -> None:
         x, buffers = worker.model.weights, worker.model.buffers
         messages = worker.messages()
-        self.broadcast = _place(messages.down)
-        self.model = _place(Packing.of({"x": x, "buffers": buffers}))
+        (self.broadcast,) = slots(messages.down, 1)
+        (self.model,) = slots(Packing.of({"x": x, "buffers": buffers}), 1)
         up = messages.up
-        population, each = len(work.federation), nbytes(messages.kept.like)
+        population = len(work.federation)
         cohort = min(work.plan.cohort or population, population)
-        count = max(4 * workers, min(cohort, _PLACES // max(1, up.size * up.dtype.itemsize)))
-        self.outcomes = [up.unpack(part) for part in shared_memory(count * up.size, up.dtype).view(count, -1)]
-        self.nothing = None if each else messages.kept.like
-        """What clients keep, where that is nothing."""
-        most = population + cohort  # old states stay until a round has ended
-        room = min(_ROOM // each, most) if each else 0
-        self.reserve = 2 * count + 2  # of those under way: what they kept and what they keep now
-        self.states = Slots(messages.kept, self.reserve + (room and room + self.reserve))
-
-
-def _place(packing: Packing) -> Tree:
-    """A tree in shared memory."""
-    return packing.unpack(shared_memory(packing.size, packing.dtype))
+        self.count = max(4 * workers, min(cohort, _PLACES // max(1, up.size * up.dtype.itemsize)))
+        """How many clients may be under way: each has a slot for what it sends, and two for what it keeps."""
+        self.outcomes = slots(up, self.count)
+        self.before = slots(messages.kept, self.count + 1)
+        """What clients have kept so far; the last one is for what several of them share."""
+        self.after = slots(messages.kept, self.count)
+        """What they keep from now on; a client that has to be run again finds what it kept untouched."""
 
 
 def serve(pipe: Connection, work: Work, memory: Memory) -> None:
@@ -101,18 +93,14 @@ def _clients(worker: Worker, memory: Memory, broadcast: Broadcast, clients: Sequ
     return answers, time.thread_time() - start
 
 
-def _client(
-    worker: Worker, memory: Memory, broadcast: Broadcast, client: int, slot: int, old: int | None, new: int | None
-) -> Any:
+def _client(worker: Worker, memory: Memory, broadcast: Broadcast, client: int, slot: int, before: int) -> Any:
     place = memory.outcomes[slot]
     here = place["delta"] if isinstance(place["delta"], Tensor) else None
-    task = ClientTask(client, (memory.nothing or {}) if old is None else memory.states.at(old))
-    task.send = {} if worker.work.rule.encoders else place["up"]
-    task.keep = {} if new is None else memory.states.at(new)
+    send = {} if worker.work.rule.encoders else place["up"]
+    task = ClientTask(client, memory.before[before], send, memory.after[slot])
     out = carried_out(worker, broadcast, task, here)
     copy_into(out.besides(here), place)
-    if new is not None:
-        copy_into(out.kept, task.keep)
+    copy_into(out.kept, task.keep)
     loss = float(out.loss)
     finite = here is None or (math.isfinite(loss) and math.isfinite(float(here.dot(here))))  # while it is at hand
     return loss, out.visits, out.steps, finite

@@ -1,6 +1,7 @@
 """What clients keep between rounds (``c_i``, ``h_i``): in memory while small, on disk when large.
 
-Only clients that took part use any room. On disk a client's memory is one safetensors file for each round in
+Only clients that took part use any room. In memory a client's tensors lie side by side in a place of the store's own,
+and become a tree again when they are asked for. On disk a client's memory is one safetensors file for each round in
 which it changed, memory-mapped when read; a checkpoint names the files that are valid, so that an interruption
 never mixes rounds.
 """
@@ -19,8 +20,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from undrift.core.files import digest, make_durable, read_with, write_atomic
-from undrift.core.tree import Tree, flatten, nbytes, unflatten
+from undrift.core.private_memory import PrivateMemory
+from undrift.core.tree import Packing, Tree, clone, flatten, nbytes, unflatten
 from undrift.errors import RunError
+
+Held = memoryview | Tree
+"""What a client keeps, in the store's own memory: a place in it; on other devices than the processor, tensors."""
 
 
 class ClientStates:
@@ -36,7 +41,9 @@ class ClientStates:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="undrift-"))
         if folder is None:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        self._memory: dict[int, Tree] = {}
+        self._packing = Packing.of(like)
+        self._places = PrivateMemory(self._packing.size * self._packing.dtype.itemsize)
+        self._memory: dict[int, Held] = {}
         self._dirty: dict[int, int] = {}
         self._files: dict[int, str] = {}
         self._own = folder is None
@@ -48,7 +55,7 @@ class ClientStates:
         if not self.each:
             return None
         if client in self._memory:
-            return self._memory[client]
+            return self._tree(self._memory[client])
         if client in self._files:
             return unflatten(self._read(client), self.like)
         return None
@@ -60,11 +67,25 @@ class ClientStates:
         refuse_other_shapes(stored, self.like, str(path))
         return {path: tensor.to(self.device, copy=True) for path, tensor in stored.items()}
 
-    def put(self, client: int, kept: Tree, round: int) -> None:
-        """Replace what the client keeps (the store owns it from now on); call it only for rounds that count."""
+    def hold(self, kept: Tree) -> Held:
+        """A copy of what a client keeps, to be put into the store when its round counts."""
+        if torch.device(self.device).type != "cpu":
+            return clone(kept)
+        place = self._places.place()
+        self._packing.pack(kept, self._vector(place))
+        return place
+
+    def _tree(self, held: Held) -> Tree:
+        return self._packing.unpack(self._vector(held)) if isinstance(held, memoryview) else held
+
+    def _vector(self, place: memoryview) -> Tensor:
+        return torch.frombuffer(place, dtype=self._packing.dtype)
+
+    def put(self, client: int, kept: Tree | Held, round: int) -> None:
+        """Replace what the client keeps; call it only for rounds that count."""
         if not self.each:
             return
-        self._memory[client] = kept
+        self._memory[client] = kept if isinstance(kept, memoryview) else self.hold(kept)
         self._dirty[client] = round
         if len(self._memory) * self.each > self.budget:
             self.flush()
@@ -74,7 +95,7 @@ class ClientStates:
         """Write what has changed; returns the valid file of every client. Who keeps checkpoints removes old ones."""
         for client, round in self._dirty.items():
             name = f"client-{client}-{round}.safetensors"
-            content = save({k: v.cpu().contiguous() for k, v in flatten(self._memory[client]).items()})
+            content = save({k: v.cpu().contiguous() for k, v in flatten(self._tree(self._memory[client])).items()})
             write_atomic(self.folder / name, content, named=False)
             old = self._files.get(client)
             self.checksums.pop(old or "", None)

@@ -97,7 +97,7 @@ class FullRounds:
             with self.worker.clock("aggregation"):
                 totals.add(out, weight)
             if self.states.each:
-                totals.kept[out.client] = out.kept
+                totals.kept[out.client] = self.states.hold(out.kept)
             for observe in self.observers:
                 observe(broadcast.round, out, weight, broadcast.x)
         totals = totals or self._nobody(broadcast, lost)

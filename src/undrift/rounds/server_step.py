@@ -15,6 +15,7 @@ from torch import Tensor
 from undrift.core.streams import HookRandom, stream
 from undrift.core.tree import Tree, flatten, nbytes, unflatten
 from undrift.errors import DivergedError
+from undrift.rounds.client_states import Held
 from undrift.rounds.messages import Broadcast, Lost, Outcome
 from undrift.rounds.plan import batches
 from undrift.rounds.work import Work
@@ -63,7 +64,7 @@ class Totals:
     steps: int = 0
     clients: int = 0
     bytes: int = 0
-    kept: dict[int, Tree] = field(default_factory=dict)
+    kept: dict[int, Held] = field(default_factory=dict)
     diverged: list[int] = field(default_factory=list)
     each: list[dict[str, Tensor]] | None = None
     """Every client's vectors, where a rule aggregates them itself; they are not summed then."""

@@ -36,7 +36,8 @@ HEAD = """# Benchmarks
 Made by `make bench` (`benchmarks/run.py`). All systems do the same work on the same data (a smooth random
 prototype for each class, plus noise), with the same limit on threads. Where it says so, they are alive together and
 take turns of a few rounds, so that what disturbs the machine disturbs all alike; older results are from systems that
-ran one after the other.
+ran one after the other. Where it says that memory was at hand, so much was used and given back before every turn: the
+host of a virtual machine takes free memory away, and who has to find it again would be a matter of chance.
 
 - **Seconds a round**: median over the rounds after the first turn (without turns: after the first two), then over
   repetitions; quartiles over all counted rounds. Where the work has evaluations, over windows of as many rounds as
@@ -95,6 +96,8 @@ def _conditions(result: Result) -> str:
     made = ", ".join(f"{name} {version}" for name, version in versions.items())
     times = f"{result['repeat']} repetition{'s' * (result['repeat'] > 1)}"
     turns = f"in turns of {result['turn']}" if "turn" in result else "one system after the other"
+    if result.get("touched"):
+        turns += f" with {result['touched']} MB at hand"
     text = (
         f"{result['rounds']} rounds, {turns}, {times}; {machine['cpu']}, {machine['cores']} cores, "
         f"{machine['memory_gb']:.0f} GB; {made}; {result['date']}."

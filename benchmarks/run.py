@@ -1,11 +1,12 @@
 """Compare undrift's engine with Flower's simulation, pfl-research and a hand-written loop on the same work.
 
-    python benchmarks/run.py [--quick] [--work a,b,…] [--repeat R] [--rounds K] [--only NAME] [--against FOLDER]
-        [--report]
+    python benchmarks/run.py [--quick] [--work a,b,…] [--repeat R] [--add] [--rounds K] [--only NAME,…] [--touch MB]
+        [--against FOLDER] [--report]
 
 All systems of a work are alive together and take turns of a few rounds (``turns``), in an order that rotates from
-repetition to repetition. ``--against`` compares with another checkout of undrift instead. Results go to a folder of
-``benchmarks/results`` for this kind of processor, one JSON file for each work; a README there has tables of all.
+repetition to repetition; ``--add`` makes more repetitions another time. ``--against`` compares with another checkout
+of undrift instead. Results go to a folder of ``benchmarks/results`` for this kind of processor, one JSON file for each
+work; a README there has tables of all.
 """
 
 from __future__ import annotations
@@ -76,33 +77,44 @@ def result_of(found: Player) -> dict[str, Any]:
     return {**json.loads(line), **memory}
 
 
-def run(work: Work, *, quick: bool, repeat: int, rounds: int | None, only: str = "") -> dict[str, Any]:
-    """All systems on one work, in turns and repeated."""
+def run(
+    work: Work, *, quick: bool, repeat: int, rounds: int | None, only: str, touched: int, earlier: dict[str, Any]
+) -> dict[str, Any]:
+    """All systems on one work, in turns and repeated; ``earlier``: a result that repetitions are added to."""
     count = rounds or (work.quick_rounds if quick else work.rounds)
-    systems = [system for system in work.systems if (system.quick or not quick) and system.name.startswith(only)]
-    load = others()
+    chosen = tuple(only.split(","))
+    systems = [system for system in work.systems if (system.quick or not quick) and system.name.startswith(chosen)]
+    load = max(others(), earlier.get("load_before", 0.0))
     found: dict[str, dict[str, Any]] = {
         system.name: {"label": system.label, "settings": dict(system.settings), "runs": []} for system in systems
     }
-    for repetition in range(repeat):
+    done = earlier.get("repeat", 0)
+    if earlier:
+        if (earlier["rounds"], sorted(earlier["systems"]), earlier.get("touched")) != (count, sorted(found), touched):
+            raise SystemExit("--add: the stored result has other rounds, systems or memory")
+        for name, entry in found.items():
+            entry["runs"] += earlier["systems"][name]["runs"]
+    for repetition in range(done, done + repeat):
         for group in work.groups(systems):
             first = repetition * 3 % len(group)
             order = group[first:] + group[:first]
-            players = play([partial(player, work, system, count, QUICK_LIMIT if quick else LIMIT) for system in order])
+            limit = QUICK_LIMIT if quick else LIMIT
+            players = play([partial(player, work, system, count, limit) for system in order], touched)
             for system, ended in zip(order, players, strict=True):
                 result = result_of(ended)
                 found[system.name]["runs"].append(result)
                 shown = result.get("failed") or f"{median(result['seconds'][work.turn - 1 :]):.4f} s a round"
-                print(f"({work.key}) {repetition + 1}/{repeat} {system.label}: {shown}", flush=True)
+                print(f"({work.key}) {repetition + 1}/{done + repeat} {system.label}: {shown}", flush=True)
     spec = {key: value for key, value in work.of(systems[0], count).items() if key not in dict(systems[0].settings)}
     return {
         "work": work.key,
         "title": work.title,
         "spec": spec,
         "quick": quick,
-        "repeat": repeat,
+        "repeat": done + repeat,
         "rounds": count,
         "turn": work.turn,
+        "touched": touched,
         "date": datetime.date.today().isoformat(),
         "machine": machine(),
         "load_before": round(load, 2),
@@ -123,8 +135,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds, one repetition, fewer settings")
     parser.add_argument("--work", default=",".join(WORKS), help=f"which of {','.join(WORKS)} (default: all)")
     parser.add_argument("--repeat", type=int, help="repetitions (default: 3, quick 1)")
+    parser.add_argument("--add", action="store_true", help="add repetitions to the stored result")
     parser.add_argument("--rounds", type=int, help="rounds a run")
-    parser.add_argument("--only", default="", metavar="NAME", help="only systems whose names begin so")
+    parser.add_argument("--only", default="", metavar="NAME,…", help="only systems whose names begin so")
+    parser.add_argument("--touch", type=int, default=256, metavar="MB", help="memory at hand before a turn (256)")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="only: another checkout of undrift beside this")
     parser.add_argument("--report", action="store_true", help="only write the tables again from the stored results")
     options = parser.parse_args()
@@ -140,11 +154,19 @@ def main() -> None:
     for work in [] if options.report else works:
         for name in sorted({system.environment for system in work.systems} - {None}, key=str):
             prepare(str(name))
-        repeat = options.repeat or (1 if options.quick else 3)
-        result = run(work, quick=options.quick, repeat=repeat, rounds=options.rounds, only=options.only)
+        stored = folder / f"{work.key}.json"
+        result = run(
+            work,
+            quick=options.quick,
+            repeat=options.repeat or (1 if options.quick else 3),
+            rounds=options.rounds,
+            only=options.only,
+            touched=options.touch,
+            earlier=json.loads(stored.read_text()) if options.add else {},
+        )
         result["bars"] = [asdict(bar) for bar in work.bars]
         summarise(result)
-        (folder / f"{work.key}.json").write_text(json.dumps(result, indent=1) + "\n")
+        stored.write_text(json.dumps(result, indent=1) + "\n")
         print(*bar_lines(result), sep="\n", flush=True)
         write_readme(RESULTS)
     write_readme(RESULTS)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from memory import Watch, descendants
+from memory import Watch, descendants, touch
 
 POLL = 0.005
 """Seconds from one look whether a turn is over to the next."""
@@ -88,8 +88,11 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def play(starts: Sequence[Callable[[], Player]]) -> list[Player]:
-    """All of them to the end, turn by turn; where one fails, the others go on."""
+def play(starts: Sequence[Callable[[], Player]], touched: int = 0) -> list[Player]:
+    """All of them to the end, turn by turn; where one fails, the others go on.
+
+    ``touched``: megabytes of memory that are at hand at the start of every turn.
+    """
     players: list[Player] = []
     try:
         for start in starts:
@@ -98,6 +101,7 @@ def play(starts: Sequence[Callable[[], Player]]) -> list[Player]:
         while any(player.playing for player in players):
             for player in players:
                 if player.playing:
+                    touch(touched)
                     player.turn()
     finally:
         for player in players:

@@ -164,8 +164,8 @@ class Clock:
         self.since = time.time()
 
     def at(self, round: int) -> None:
-        """The same for a system that may tell of a round more than once."""
-        if round > len(self.seconds):
+        """The same for a system that may tell of a round more than once, or of more rounds than are counted."""
+        if len(self.seconds) < round <= self.rounds:
             self.tick()
 
     @property

@@ -34,17 +34,20 @@ def main() -> None:
         work["model"], input_shape=tuple(work["shape"]), classes=work["classes"], seed=work["seed"], **options
     )
     clock = common.Clock(work["rounds"])
+    # An evaluation goes on during the next round. One more round, and every turn has one, as the others' turns have:
+    # else the last one would have two, that of the turn before and its own.
+    rounds = work["rounds"] + bool(work["eval_every"])
     result = undrift.simulate(
         module,
         clients_of(work),
         RULES[work["algorithm"]](),
         test_data=common.data(work, "test") if work["eval_every"] else None,
         server_data=_server_data(work) if work["algorithm"] == "fsl" else None,
-        rounds=work["rounds"],
+        rounds=rounds,
         cohort=work["cohort"],
         batch_size=work["batch"],
         lr=work["lr"],
-        eval_every=work["eval_every"] or work["rounds"],
+        eval_every=work["eval_every"] or rounds,
         seed=work["seed"],
         workers=work["workers"],
         precision=work["precision"],

@@ -81,7 +81,7 @@ class ClientStates:
     def _vector(self, place: memoryview) -> Tensor:
         return torch.frombuffer(place, dtype=self._packing.dtype)
 
-    def put(self, client: int, kept: Tree | Held, round: int) -> None:
+    def put(self, client: int, kept: Held, round: int) -> None:
         """Replace what the client keeps; call it only for rounds that count."""
         if not self.each:
             return

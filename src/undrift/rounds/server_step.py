@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from undrift.core.streams import HookRandom, stream
-from undrift.core.tree import Tree, flatten, nbytes, unflatten
+from undrift.core.tree import Tree, clone, flatten, nbytes, unflatten
 from undrift.errors import DivergedError
 from undrift.rounds.client_states import Held
 from undrift.rounds.messages import Broadcast, Lost, Outcome
@@ -193,9 +193,10 @@ class ServerStep:
             return delta, buffers, unflatten({path: leaf * share for path, leaf in flatten(mean).items()}, mean)
         sums: Tree = {"delta": totals.delta, "up": totals.up}
         if self._releases:
-            sums = rule.release(sums, HookRandom(self.work.plan.seed, broadcast.round))
-        up = {path: leaf / self.total_weight for path, leaf in flatten(sums["up"]).items()}
-        return sums["delta"] / drawn.weight, totals.buffers / drawn.weight, unflatten(up, totals.up)
+            sums = clone(rule.release(sums, HookRandom(self.work.plan.seed, broadcast.round)))
+        for leaf in flatten(sums["up"]).values():  # in place: while the server steps, all clients wait
+            leaf.div_(self.total_weight)
+        return sums["delta"].div_(drawn.weight), totals.buffers / drawn.weight, sums["up"]
 
     def step(self, at: ServerAt) -> tuple[Tensor, Tree]:
         """The model after the server step, and the rule's new memory."""

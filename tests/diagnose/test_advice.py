@@ -221,6 +221,8 @@ def test_the_command_as_json_prints_nothing_else(written: Callable[[Settings], P
     settings = without_server(digits("iid"))
     quick = ["--probe", "--json", "-q"]
     out = CliRunner().invoke(app, ["diagnose", str(written(settings)), "--out", str(tmp_path / "out"), *quick])
-    assert json.loads(out.stdout)["recommended"][0]["name"] == "fedavg"
+    told = json.loads(out.stdout)
+    assert told["recommended"][0]["name"] == "fedadc"  # no drift to correct, but momentum saves rounds
+    assert told["recommended"][0]["parameters"]["fedadc"]["beta"] == 0.9
     again = CliRunner().invoke(app, ["diagnose", str(written(settings)), "--out", str(tmp_path / "out")])
     assert isinstance(again.exception, ud.ConfigError)

@@ -104,6 +104,8 @@ def test_the_prediction_looks_at_drift_and_at_how_many_rounds_are_left() -> None
     few, many = first(rounds=6), first(rounds=2000)
     assert few.index("fedadc") < few.index("fedadc (beta 0.9)")
     assert many.index("fedadc (beta 0.9)") < many.index("fedadc")
+    alike = first(server=None, excess=0.1)
+    assert alike[0] == "fedadc (beta 0.9)"  # nothing to correct
     straight = first(server=ServerData(50, 0.5, 0.2, True, 0.05))
     assert straight == order  # far from the whole, but pointing there
     doubtful = first(server=ServerData(50, 0.4, 0.2, True, 0.05))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from undrift.diagnose.advice import Candidate, memory_pays
+from undrift.diagnose.advice import MILD, Candidate, memory_pays
 from undrift.diagnose.probe import Findings, ServerData
 
 BASELINE = "fedavg"
@@ -192,8 +192,11 @@ def predicted_points(found: Findings, one: Candidate) -> float:
     """By how many points a candidate is expected to be ahead of FedAvg when the run ends.
 
     Momentum needs rounds to gather speed; in longer runs leads do not grow, as all come close to what can be reached.
+    Where clients are alike, control variates correct nothing.
     """
-    chain = one.label.removeprefix("fedprox").removeprefix("+")
+    idle = {"fedprox", "scaffold", "fedpvr"} if found.excess < MILD else {"fedprox"}
+    name = "+".join(part for part in one.name.split("+") if part not in idle) or BASELINE
+    chain = replace(one, name=name).label
     if counted_on(found.server):
         gain = GAINS[True].get(chain, 0.0)
     elif "fsl" in one.parts:

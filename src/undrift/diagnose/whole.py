@@ -126,10 +126,10 @@ def _diagnose(ready: Prepared, out: Path, say: Say, watching: Watching) -> Diagn
     found = probe(ready.work, ready.plan, say)
     advice = advise(found)
     names = [*(one.name for one in advice.ranked), BASELINE]
-    told = Diagnosis(found, advice, _costs(ready, names), split_fit(ready.work))
+    candidates = field_of(found, advice.drifting, broad=ready.asked.long)
+    told = _as_predicted(ready, Diagnosis(found, advice, _costs(ready, names), split_fit(ready.work)), candidates)
     if not ready.asked.race:
         return told
-    candidates = field_of(found, advice.drifting, broad=ready.asked.long)
     track = track_of(ready.config, ready.data)
     variants = max(len(other_rates(ready, found, one)) for one in candidates.candidates[:FINALISTS])
     plan, why = heats_of(ready, track, candidates, variants)
@@ -143,6 +143,20 @@ def _diagnose(ready: Prepared, out: Path, say: Say, watching: Watching) -> Diagn
     if factors := other_rates(ready, found, outcome.standings[0].racer.candidate)[:variants]:
         outcome = race_rates(track, outcome, factors, place, shifted(watch, starts), jobs)
     return with_race(ready, told, candidates, outcome)
+
+
+def _as_predicted(ready: Prepared, told: Diagnosis, field: Field) -> Diagnosis:
+    """The probe's findings, with the candidates in the order of the prediction: what they gained elsewhere."""
+    reasons = {one.name: f"; {one.reason}" for one in told.advice.ranked if one.reason}
+    ranked = [
+        replace(
+            one.candidate,
+            reason=f"{one.points:.1f} points ahead of FedAvg in other federations{reasons.get(one.candidate.name, '')}",
+        )
+        for one in field.predicted[:3]
+    ]
+    advice = replace(told.advice, verdict=_verdict(told, ranked[0]), ranked=ranked)
+    return replace(told, advice=advice, costs=told.costs | _costs(ready, [one.name for one in ranked]))
 
 
 def other_rates(ready: Prepared, found: Findings, winner: Candidate) -> tuple[float, ...]:

@@ -115,6 +115,19 @@ def test_an_item_that_fails_does_not_keep_the_others_waiting(tmp_path: Path) -> 
     assert [(tmp_path / "results" / name).exists() for name in RESULTS] == [True, False]
 
 
+def test_an_item_whose_folders_hold_other_runs_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
+    written(
+        tmp_path,
+        TWO.replace("rounds = 1\nseeds = 1\nfix", "rounds = 1\nseeds = 1\nset = { 'train.weight_decay' = 0.1 }\nfix"),
+    )
+    call(*words(tmp_path))
+    (tmp_path / "results" / RESULTS[0]).unlink()
+    written(tmp_path, TWO)
+    with pytest.raises(RunError, match="1 of 2 items"):
+        call(*words(tmp_path))
+    assert (tmp_path / "results" / RESULTS[0]).exists()
+
+
 def test_a_killed_queue_goes_on_where_it_stopped(tmp_path: Path) -> None:
     written(tmp_path, TWO)
     first = tmp_path / "runs" / "fsl-table-1-scale0.001" / "FedAvg" / "lr=0.03" / "seed0" / "summary.json"

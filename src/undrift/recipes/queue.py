@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 
 from undrift.core.words import nearest
 from undrift.errors import ConfigError
+from undrift.experiment.run_many import Planned
 from undrift.recipes import recipe_of
 from undrift.recipes.estimate import planned_runs, seconds_of
 from undrift.recipes.recipe import Recipe, sized
@@ -151,8 +152,16 @@ class TimeLeft:
 
 def _waiting(task: Task) -> Iterator[tuple[tuple[str, bool], float]]:
     for run in planned_runs(task.recipe, task.options):
-        if not finished(run):
+        if not _is_there(run):
             yield _kind(run.name), seconds_of(run.config)
+
+
+def _is_there(run: Planned) -> bool:
+    """Whether a run is finished; that its folder holds another one is said when its turn comes."""
+    try:
+        return finished(run)
+    except ConfigError:
+        return False
 
 
 def _kind(name: str) -> tuple[str, bool]:

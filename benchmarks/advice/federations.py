@@ -124,7 +124,11 @@ HELD_OUT = list(FEDERATIONS)[1::2]
 
 def config_of(name: str, folder: Path) -> Config:
     """A federation's configuration; ``folder`` gets the file of misleading server data, where it has such."""
-    settings, server = FEDERATIONS[name]
+    return resolved(name, *FEDERATIONS[name], folder)
+
+
+def resolved(name: str, settings: Settings, server: Any, folder: Path) -> Config:
+    """The configuration of settings with their server data."""
     settings = settings | {"modules": str(HERE)}
     if isinstance(server, dict):
         settings = settings | {"server_data": server}

@@ -89,7 +89,8 @@ def advice(config: Config, data: DataSet, mode: str, out: Path) -> dict[str, Any
     whole.write(config, found, folder)
     best = read(folder / "recommended.toml")
     rounds = found.raced.outcome.rounds if found.raced else 0
-    return {"algorithm": best.algorithm, "lr": best.train.lr, "rounds": rounds, "configured": config.train.rounds}
+    settings = {key: getattr(best.train, key) for key in ("lr", "schedule", "milestones", "decay", "server_lr")}
+    return {"algorithm": best.algorithm, "train": settings, "rounds": rounds, "configured": config.train.rounds}
 
 
 def run(name: str, seeds: list[int], out: Path, modes: list[str]) -> None:
@@ -99,7 +100,8 @@ def run(name: str, seeds: list[int], out: Path, modes: list[str]) -> None:
     for mode in modes:
         told = kept(place / f"advice-{mode}.json", partial(advice, config, data, mode, place))
         for seed in seeds:
-            one = config.with_(("algorithm", told["algorithm"]), ("train.lr", told["lr"]), ("seed", seed))
+            train = [(f"train.{key}", value) for key, value in told["train"].items()]
+            one = config.with_(("algorithm", told["algorithm"]), *train, ("seed", seed))
             kept(place / f"recommended-{mode}-seed{seed}.json", partial(score, one, data))
     for seed in seeds:
         for label, algorithm in candidates(config).items():

@@ -88,7 +88,7 @@ def judged(place: Path, mode: str) -> Judged | None:
         100 * (own - scores["fedavg"]),
         told["seconds"] / (run * count(place.name)),
         told["seconds"] / run,
-        label(told["algorithm"], told["lr"]),
+        label(told["algorithm"], told["train"]["lr"]),
     )
 
 

@@ -65,15 +65,16 @@ def test_the_race_is_the_default_and_all_of_it_is_told(diagnose: Diagnose, tmp_p
     recommended = read(tmp_path / "out" / "recommended.toml")
     assert (recommended.algorithm["name"], recommended.train.lr) == (best["algorithm"], best["lr"])
     assert recommended.data.validation == 0.0
-    assert {"fedavg"} <= {one["algorithm"] for one in found["race"]}
-    assert {one["lr"] for one in found["race"]} == {recommended.train.lr}  # neither clearly small nor large
+    assert (recommended.train.schedule, recommended.train.decay) == ("multistep", 0.25)
+    assert list(recommended.train.milestones) == [6] == [found["rate_falls_after"]]  # three quarters of 8
+    assert {one["lr"] for one in found["race"] if one["label"] == best["label"]} == {0.05, 0.1}
     assert found["race_rounds"] <= 40
     assert found["expected"]["low"] <= found["expected"]["value"] <= found["expected"]["high"]
     assert {one["predicted_place"] for one in found["race"]} > {1}
     assert all(one["curve"][-1][0] == one["rounds"] for one in found["race"])
     assert found["instead"]
-    assert found["left_out"].keys() == {"fedprox", "slowmo"}
-    for said in ("Expected of", "Runner-up", "Race of", "predicted place", "Left out: fedprox"):
+    assert found["left_out"].keys() == {"fedprox"}
+    for said in ("after round 6", "Expected of", "Runner-up", "Race of", "predicted place", "Left out: fedprox"):
         assert said in out.stdout
     for name in ("race.png", "race.svg", "report.html", "diagnosis.txt"):
         assert (tmp_path / "out" / name).exists()

@@ -12,6 +12,7 @@ from undrift.diagnose.candidates import MEMORIES
 from undrift.diagnose.costs import Bytes
 from undrift.diagnose.race import Outcome, Standing
 from undrift.errors import UndriftError
+from undrift.experiment.config import Config
 from undrift.rounds.progress import Monitor
 from undrift.rules import named
 from undrift.rules.chain import chain
@@ -21,6 +22,8 @@ FEWEST = 3
 """Evaluations that a line is laid through."""
 ERRORS = 2.0
 """Standard errors on both sides of a range."""
+FALLS_AFTER, FALLS_TO = 0.75, 0.25
+"""Where in the run the recommended rate falls, and to which share."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,18 @@ def ordered(outcome: Outcome, costs: dict[str, Bytes], rate: float) -> list[Stan
     tied = outcome.tied
     cheap = sorted(tied, key=lambda one: (costs[one.racer.candidate.name].total, one.racer.config.train.lr != rate))
     return [*cheap, *(one for one in outcome.standings if one not in tied)]
+
+
+def falls_after(standings: Sequence[Standing], config: Config) -> int | None:
+    """The round after which the best candidate's rate is to fall; None: it follows the configured schedule.
+
+    It falls only where the race has tried another rate: where nobody knows whether the rate is too small already, a
+    smaller one may cost more than it gives.
+    """
+    best = standings[0].racer.candidate.label
+    tried = {one.racer.config.train.lr for one in standings if one.racer.candidate.label == best}
+    after, train = round(FALLS_AFTER * config.train.rounds), config.train
+    return after if len(tried) > 1 and train.schedule == "constant" and 0 < after < train.rounds else None
 
 
 def instead(standings: Sequence[Standing], costs: dict[str, Bytes]) -> list[Instead]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from undrift.diagnose.advice import MILD, Candidate, memory_pays
+from undrift.diagnose.advice import Candidate, memory_pays
+from undrift.diagnose.experience import experience, features
 from undrift.diagnose.probe import Findings, ServerData
 
 BASELINE = "fedavg"
@@ -21,71 +22,18 @@ SERVER = ("", "fsl")
 MOMENTUM = frozenset({"slowmo", "fedadc"})
 MEMORIES = frozenset({"scaffold", "fedpvr", "feddyn"})
 """What keeps a state at the clients."""
-DOMINATED = {
-    "fedprox": "it holds clients back without correcting their direction, and has won nowhere",
-    "slowmo": "without control variates fedadc is the same momentum, in the local steps too",
-}
+DOMINATED = {"fedprox": "it holds clients back without correcting their direction, and has won nowhere"}
 """Raced only in the long race."""
 BETA, HIGH_BETA = 0.7, 0.9
 """Momentum: a step lives on for three rounds, or for ten; the latter overshoots under control variates."""
 NONSENSE = 0.1
 """Server data whose gradient has a lower cosine with the federation's are not even raced."""
-CLOSE, STRAIGHT = 0.1, 0.5
-"""Server data are counted on whose ``xi^2 / G^2`` is at most so large, or whose gradient has at least such a cosine
-with the federation's: misleading ones of the tuned half had 0.15 and 0.17, good ones up to 0.07 or, where clients are
-alike and ``G^2`` is small, 0.7."""
-GAINS = {
-    True: {
-        "fedadc+fsl (beta 0.9)": 7.7,
-        "scaffold+slowmo+fsl": 7.6,
-        "fedadc+fsl": 7.1,
-        "fedpvr+slowmo+fsl": 7.1,
-        "slowmo+fsl": 6.9,
-        "fedpvr+fedadc+fsl": 6.8,
-        "feddyn+fsl": 6.3,
-        "scaffold+fedadc+fsl": 6.2,
-        "fedadc (beta 0.9)": 5.5,
-        "scaffold+fedadc": 5.4,
-        "scaffold+fsl": 5.2,
-        "fedadc": 5.0,
-        "feddyn": 4.8,
-        "fedpvr+fedadc": 4.6,
-        "fedpvr+fsl": 4.4,
-        "fedpvr+slowmo": 3.8,
-        "scaffold": 3.8,
-        "scaffold+slowmo": 3.5,
-        "fsl": 3.3,
-        "fedpvr": 3.0,
-        "slowmo": 2.5,
-    },
-    False: {
-        "scaffold+fedadc": 6.3,
-        "fedadc (beta 0.9)": 6.1,
-        "fedpvr+fedadc": 5.7,
-        "scaffold+slowmo": 5.1,
-        "fedadc": 4.9,
-        "feddyn": 4.6,
-        "fedpvr+slowmo": 4.4,
-        "slowmo": 3.7,
-        "scaffold": 2.9,
-        "fedpvr": 2.0,
-    },
-}
-"""Points of accuracy ahead of FedAvg, with server data that are close to the whole and without such: means over the
-tuned half of ``benchmarks/advice``, two seeds; FedProx adds nothing. They were measured in runs of ..."""
-MEASURED = 33
-"""... so many rounds, on average."""
-DOUBT = 1.9
-"""Points less that server learning promises where the server's data are in doubt: enough for the best chain with it to
-race behind the two best without, so that the race decides."""
-LIVES = {BETA: 3, HIGH_BETA: 10}
-"""Rounds that a step lives on in the momentum: in half so many it has hardly begun to help."""
-CURVED = 0.05
-"""``lr * L`` below which a larger rate is tried."""
 DIVERGES = 2.0
 """From this on, plain gradient steps diverge."""
 TWICE = 2.0
 """Between the rates that are tried."""
+ENTRANTS = 8
+"""Selected for a race at most; further ones are those predicted to win."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +50,19 @@ class Field:
 
     predicted: list[Predicted]
     left_out: dict[str, str] = field(default_factory=dict)
+    selection: list[str] = field(default_factory=list)
+    """Labels of candidates, in the order in which they enter a race: few of which one is likely to be close to the
+    best."""
 
     @property
     def candidates(self) -> list[Candidate]:
         """The likeliest to win first."""
         return [one.candidate for one in self.predicted]
+
+    def entered(self, count: int) -> list[Candidate]:
+        """So many that a race is worth starting with."""
+        by_label = {one.label: one for one in self.candidates}
+        return [by_label[label] for label in dict.fromkeys([*self.selection, *by_label])][:count]
 
 
 def chains() -> list[str]:
@@ -119,16 +75,14 @@ def chains() -> list[str]:
 def field_of(found: Findings, drifting: list[str], *, broad: bool = False) -> Field:
     """The field of a race; ``broad``: with the chains that others are expected to beat in any federation."""
     left_out = ruled_out(found, broad)
-    raced = [name for name in chains() if not _has_any_of(left_out, name.split("+"))]
-    candidates = [one for name in raced for one in _variants(name, first_values(found, drifting))]
-    predicted = [Predicted(one, predicted_points(found, one)) for one in candidates]
-    return Field(sorted(predicted, key=lambda one: -one.points), left_out)
-
-
-def _has_any_of(left_out: dict[str, str], parts: list[str]) -> bool:
-    """Whether a part is left out; ``slowmo`` is not, beside control variates."""
-    gone = left_out.keys() & set(parts)
-    return bool(gone - {"slowmo"} or (gone and not MEMORIES & set(parts)))
+    raced = [name for name in chains() if not left_out.keys() & set(name.split("+"))]
+    candidates = [one for name in raced for one in variants_of(name, first_values(found, drifting))]
+    labels = [one.label for one in candidates]
+    known, served = experience(), found.server is not None
+    weights = known.weights(list(features(found).values()), served)
+    points = known.expected(weights, labels)
+    predicted = sorted((Predicted(one, points[one.label]) for one in candidates), key=lambda one: -one.points)
+    return Field(predicted, left_out, known.selected(weights, labels, ENTRANTS))
 
 
 def ruled_out(found: Findings, broad: bool) -> dict[str, str]:
@@ -166,7 +120,8 @@ def first_values(found: Findings, drifting: list[str]) -> dict[str, dict[str, An
     }
 
 
-def _variants(name: str, values: dict[str, dict[str, Any]]) -> Iterator[Candidate]:
+def variants_of(name: str, values: dict[str, dict[str, Any]]) -> Iterator[Candidate]:
+    """A chain with its first values; without control variates, with a higher momentum too."""
     parts = name.split("+")
     own = {part: values[part] for part in parts if part in values}
     yield Candidate(name, own)
@@ -183,45 +138,10 @@ def layers_for(found: Findings, drifting: list[str]) -> int | list[str]:
     return len(drifting) if drifting == last else drifting
 
 
-def counted_on(server: ServerData | None) -> bool:
-    """Whether the server's data are close to the whole, or point where it points."""
-    return server is not None and (server.ratio <= CLOSE or server.cosine >= STRAIGHT)
+def other_rate(found: Findings, one: Candidate) -> float:
+    """The factor on the configured rate that the winner is tried with: a half where steps would diverge, else twice.
 
-
-def predicted_points(found: Findings, one: Candidate) -> float:
-    """By how many points a candidate is expected to be ahead of FedAvg when the run ends.
-
-    Momentum needs rounds to gather speed; in longer runs leads do not grow, as all come close to what can be reached.
-    Where clients are alike, control variates correct nothing.
-    """
-    idle = {"fedprox", "scaffold", "fedpvr"} if found.excess < MILD else {"fedprox"}
-    name = "+".join(part for part in one.name.split("+") if part not in idle) or BASELINE
-    chain = replace(one, name=name).label
-    if counted_on(found.server):
-        gain = GAINS[True].get(chain, 0.0)
-    elif "fsl" in one.parts:
-        gain = GAINS[True].get(chain, 0.0) - DOUBT
-    else:
-        gain = GAINS[False].get(chain, 0.0)
-    lives = LIVES[HIGH_BETA if one.variant else BETA] if MOMENTUM & one.parts else 0
-    return gain * min(1.0, _gathered(found.rounds, lives) / _gathered(MEASURED, lives))
-
-
-def _gathered(rounds: int, lives: int) -> float:
-    """The share of its final speed that momentum has had in a run, on average."""
-    return rounds / (rounds + lives)
-
-
-def other_rate(found: Findings, rate: float, one: Candidate) -> float | None:
-    """The factor on the configured rate that is worth a try; None where the rate is neither small nor large.
-
-    With momentum ``beta`` a step lives on and moves the model by ``1 / (1 - beta)`` times its length in all. Twice the
-    rate is tried where even that is far from diverging (a race shows the larger rate's speed, but not yet its noise),
-    and not where momentum meets control variates, along directions that age. Half of it where steps would diverge.
+    With momentum ``beta`` a step lives on and moves the model by ``1 / (1 - beta)`` times its length in all.
     """
     beta = max((one.parameters.get(part, {}).get("beta", 0.0) for part in MOMENTUM), default=0.0)
-    curved = found.smoothness * rate
-    if curved / (1 - beta) >= DIVERGES:
-        return 1 / TWICE
-    flat = curved < CURVED and TWICE * curved / (1 - beta) < DIVERGES / 2
-    return TWICE if flat and not (MOMENTUM & one.parts and MEMORIES & one.parts) else None
+    return 1 / TWICE if found.smoothness * found.rate / (1 - beta) >= DIVERGES else TWICE

@@ -101,6 +101,8 @@ class Findings:
     server: ServerData | None
     accuracy: float | None = None
     """FedAvg's after the probe's rounds."""
+    rate: float = 0.1
+    """The clients' in round 1."""
 
     @property
     def participation(self) -> float:
@@ -235,6 +237,7 @@ def _findings(
         cosine=_mean([record["updates"]["cosine"] for record in drift]),
         server=_server(points, federation.server, eta_0),
         accuracy=result.summary["final_accuracy"],
+        rate=settings.rate(1),
     )
 
 

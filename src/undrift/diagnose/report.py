@@ -9,7 +9,7 @@ from typing import Any
 
 from undrift.core.files import finite
 from undrift.diagnose.advice import LAYER_FACTOR, MILD, SPLIT_BYTES, Advice, Candidate
-from undrift.diagnose.answer import Expected, Instead, points
+from undrift.diagnose.answer import FALLS_TO, Expected, Instead, points
 from undrift.diagnose.candidates import Field
 from undrift.diagnose.costs import Bytes, SplitFit
 from undrift.diagnose.probe import Findings
@@ -30,6 +30,8 @@ class Raced:
     expected: Sequence[Expected]
     """What each of the standings is expected to reach in a run of the configured length."""
     instead: Sequence[Instead]
+    falls_after: int | None = None
+    """The round after which the recommended rate falls; None: as configured."""
 
     @property
     def tied(self) -> list[str]:
@@ -49,6 +51,7 @@ class Raced:
             "metric": self.outcome.monitor.metric,
             "less_is_better": self.outcome.monitor.less,
             "expected": asdict(self.expected[0]) | {"rounds": rounds},
+            "rate_falls_after": self.falls_after,
             "race": [
                 {
                     "algorithm": one.racer.candidate.name,
@@ -157,6 +160,13 @@ def raced_lines(raced: Raced, rounds: int) -> list[str]:
         f"({hope.low:.3f} to {hope.high:.3f}).",
         "  ",
     )
+    if raced.falls_after is not None:
+        rate = best.racer.config.train.lr
+        lines += _wrapped(
+            f"Its rate is {rate:g}, and {FALLS_TO * rate:g} after round {raced.falls_after}: what moves the model to "
+            f"and fro has done its work by then.",
+            "  ",
+        )
     if len(raced.tied) > 1:
         told = ", ".join(one.racer.candidate.label for one in raced.standings if one.racer.name in raced.tied)
         lines += _wrapped(f"Validation data cannot tell these apart; the cheaper in bytes stands first: {told}.", "  ")

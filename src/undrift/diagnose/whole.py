@@ -13,14 +13,13 @@ from undrift.core.files import read_object, write_atomic, write_json
 from undrift.core.numerics import settled
 from undrift.data import DataSet
 from undrift.diagnose.advice import MILD, Candidate, advise
-from undrift.diagnose.answer import expected, instead, ordered
+from undrift.diagnose.answer import FALLS_TO, expected, falls_after, instead, ordered
 from undrift.diagnose.budget import LONG, RUNS, Budget, budget_of, probe_samples
 from undrift.diagnose.candidates import BASELINE, TWICE, Field, field_of, other_rate
 from undrift.diagnose.costs import Bytes, bytes_of, configured, split_fit
 from undrift.diagnose.plan import ProbePlan, plan_probe
 from undrift.diagnose.probe import Findings, probe
 from undrift.diagnose.race import (
-    FINALISTS,
     Heat,
     Outcome,
     Racer,
@@ -131,7 +130,7 @@ def _diagnose(ready: Prepared, out: Path, say: Say, watching: Watching) -> Diagn
     if not ready.asked.race:
         return told
     track = track_of(ready.config, ready.data)
-    variants = max(len(other_rates(ready, found, one)) for one in candidates.candidates[:FINALISTS])
+    variants = len(other_rates(ready, found, candidates.candidates[0]))
     plan, why = heats_of(ready, track, candidates, variants)
     if not plan:
         return replace(told, not_raced=why)
@@ -165,8 +164,7 @@ def other_rates(ready: Prepared, found: Findings, winner: Candidate) -> tuple[fl
         return tuple(factor for factor in ready.asked.rates if factor != 1)
     if ready.asked.long:
         return (1 / TWICE, TWICE)
-    factor = other_rate(found, ready.work.plan.lr, winner)
-    return () if factor is None else (factor,)
+    return (other_rate(found, winner),)
 
 
 def _costs(ready: Prepared, names: Sequence[str]) -> dict[str, Bytes]:
@@ -189,11 +187,8 @@ def heats_of(ready: Prepared, track: Track, field: Field, variants: int) -> tupl
 
 
 def entered(track: Track, field: Field, plan: Sequence[Heat]) -> list[Racer]:
-    """Who races: the likeliest to win, and FedAvg."""
-    count = plan[0].racers
-    plain = next(one for one in field.candidates if one.name == BASELINE)
-    first = [one for one in field.candidates[:count] if one.name != BASELINE]
-    return [racer_of(track.config, one) for one in (*first[: count - 1], plain)]
+    """Who races."""
+    return [racer_of(track.config, one) for one in field.entered(plan[0].racers)]
 
 
 def _announced(plan: Sequence[Heat], variants: int) -> str:
@@ -213,6 +208,7 @@ def with_race(ready: Prepared, told: Diagnosis, field: Field, outcome: Outcome) 
         field,
         [expected(one, rounds, outcome.monitor) for one in standings],
         instead(standings, costs),
+        falls_after(standings, ready.config),
     )
     reasons = {one.name: one.reason for one in told.advice.ranked}
     first = {one.racer.candidate.label: one for one in reversed(standings)}  # each candidate at its best rate
@@ -241,11 +237,16 @@ def _with_reason(one: Standing, monitor: Monitor, reasons: dict[str, str]) -> Ca
 
 
 def recommended(config: Config, diagnosis: Diagnosis) -> Config:
-    """The configuration to run: the best candidate, at the rate that it raced with."""
-    best = configured(config, diagnosis.advice.ranked[0])
-    if diagnosis.raced is not None:
-        best = best.with_(("train.lr", diagnosis.raced.standings[0].racer.config.train.lr))
-    return best
+    """The configuration to run: the best candidate, at the rate that it raced with, which may fall at the end."""
+    best, raced = configured(config, diagnosis.advice.ranked[0]), diagnosis.raced
+    if raced is None:
+        return best
+    best = best.with_(("train.lr", raced.standings[0].racer.config.train.lr))
+    if raced.falls_after is None:
+        return best
+    return best.with_(
+        ("train.schedule", "multistep"), ("train.milestones", [raced.falls_after]), ("train.decay", FALLS_TO)
+    )
 
 
 def write(config: Config, diagnosis: Diagnosis, out: Path) -> str:

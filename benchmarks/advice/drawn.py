@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from federations import CNN, DEEP, DIGITS, LINEAR, MLP, Settings
 
-COUNT = 96
-"""Federations that are learnt from."""
+NUMBERS = (*range(19), *range(48, 59))
+"""Of the federations that are learnt from."""
 SIZES = {"digits": (600, 1400), "mnist": (1200, 3500), "fashion-mnist": (1200, 3500), "emnist": (2000, 4500)}
 SIZES |= {"cifar10": (1200, 2500), "synthetic": (1200, 3000)}
 CLASSES = {"emnist": 47}
@@ -31,10 +31,10 @@ def drawn(number: int) -> tuple[Settings, Any]:
     model = {"cifar10": CNN, "synthetic": LINEAR if rng.random() < 0.5 else MLP}.get(
         name, MLP if rng.random() < 0.6 else DEEP
     )
-    partition = {"scheme": "given", "clients": clients} if name == "synthetic" else _partition(name, clients, rng)
+    own: Settings = {"scheme": "given", "clients": clients} if name == "synthetic" else _partition(name, clients, rng)
     settings: Settings = {
         "data": _data(name, samples, rng),
-        "partition": partition | {"seed": 7},
+        "partition": own | {"seed": 7},
         "model": model,
         "train": {
             "rounds": int(rng.choice([12, 15, 20, 25, 30, 40, 50, 60])),
@@ -65,14 +65,14 @@ def _data(name: str, samples: int, rng: np.random.Generator) -> Settings:
 def _partition(name: str, clients: int, rng: np.random.Generator) -> Settings:
     scheme = str(rng.choice(["dirichlet", "dirichlet", "classes", "classes", "shards", "ratio", "iid"]))
     classes = CLASSES.get(name, 10)
-    own: dict[str, Any] = {
+    schemes: dict[str, Settings] = {
         "dirichlet": {"alpha": float(rng.choice([0.05, 0.1, 0.2, 0.3, 0.5, 1.0])), "min_samples": 4},
         "classes": {"classes": int(rng.integers(1, 6)) if classes == 10 else int(rng.integers(3, 12))},
         "shards": {"shards": int(rng.integers(1, 4))},
         "ratio": {"ratio": float(rng.choice([0.5, 0.7, 0.8, 0.9, 0.95]))},
         "iid": {},
-    }[scheme]
-    return {"scheme": scheme, "clients": clients, **own}
+    }
+    return {"scheme": scheme, "clients": clients, **schemes[scheme]}
 
 
 def _server(name: str, rng: np.random.Generator) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
-from drawn import COUNT, drawn
+from drawn import NUMBERS, drawn
 from federations import resolved
 from judge import LAST, kept
 
@@ -92,20 +92,18 @@ def main() -> None:
     """The command."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--out", type=Path, default=Path("build/experience"))
-    words.add_argument("--first", type=int, default=0)
-    words.add_argument("--count", type=int, default=COUNT)
-    asked = words.parse_args()
-    for number in range(asked.first, asked.first + asked.count):
+    out = words.parse_args().out
+    for number in NUMBERS:
         name = f"drawn-{number:03d}"
         settings, server = drawn(number)
 
         def make(name: str = name, settings: Any = settings, server: Any = server) -> dict[str, Any]:
             try:
-                return gathered(resolved(name, settings, server, asked.out / "data"))
+                return gathered(resolved(name, settings, server, out / "data"))
             except UndriftError as error:
                 return {"failed": str(error)}
 
-        kept(asked.out / f"{name}.json", make)
+        kept(out / f"{name}.json", make)
 
 
 if __name__ == "__main__":

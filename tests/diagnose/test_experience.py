@@ -13,6 +13,7 @@ from test_race import findings
 from undrift.diagnose import experience as subject
 from undrift.diagnose.candidates import field_of
 from undrift.diagnose.experience import ALL, WIDTH, WORST, Experience, experience, features
+from undrift.diagnose.probe import ServerData
 
 
 def made(*rows: tuple[float, bool, dict[str, float]]) -> Experience:
@@ -83,3 +84,13 @@ def test_who_enters_a_race_is_selected_first_and_then_by_prediction() -> None:
     assert not any("fsl" in one.parts for one in alone.entered(9))
     broad = field_of(replace(findings(), rounds=100), ["head"], broad=True)
     assert "fedprox" in {one.label for one in broad.candidates}
+
+
+def test_server_data_in_doubt_race_behind_the_best_without() -> None:
+    doubtful = field_of(findings(server=ServerData(50, 0.4, 0.2, True, 0.05)), ["head"])
+    assert [("fsl" in one.parts) for one in doubtful.entered(5)] == [False, False, False, True, False]
+    points = {one.candidate.label: one.points for one in doubtful.predicted}
+    best = max(value for label, value in points.items() if "fsl" not in label)
+    assert max(value for label, value in points.items() if "fsl" in label) <= best - 5
+    for server in (ServerData(50, 0.5, 0.2, True, 0.05), ServerData(50, 0.2, 0.1, True, 0.05)):
+        assert "fsl" in field_of(findings(server=server), ["head"]).candidates[0].parts

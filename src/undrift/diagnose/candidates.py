@@ -28,6 +28,14 @@ BETA, HIGH_BETA = 0.7, 0.9
 """Momentum: a step lives on for three rounds, or for ten; the latter overshoots under control variates."""
 NONSENSE = 0.1
 """Server data whose gradient has a lower cosine with the federation's are not even raced."""
+CLOSE, STRAIGHT = 0.1, 0.5
+"""Server data are counted on whose ``xi^2 / G^2`` is at most so large, or whose gradient has at least such a cosine
+with the federation's. In the experience, all such gained from server learning or lost a point; of three others, two
+lost more than five and one gained ten."""
+DOUBT = 5.0
+"""Points that server learning is expected to stay behind the best without, where its data are not counted on ..."""
+DOUBTFUL_PLACE = 3
+"""... and the place among those who enter a race at which one chain with it does all the same: the race decides."""
 DIVERGES = 2.0
 """From this on, plain gradient steps diverge."""
 TWICE = 2.0
@@ -77,12 +85,30 @@ def field_of(found: Findings, drifting: list[str], *, broad: bool = False) -> Fi
     left_out = ruled_out(found, broad)
     raced = [name for name in chains() if not left_out.keys() & set(name.split("+"))]
     candidates = [one for name in raced for one in variants_of(name, first_values(found, drifting))]
-    labels = [one.label for one in candidates]
-    known, served = experience(), found.server is not None
-    weights = known.weights(list(features(found).values()), served)
-    points = known.expected(weights, labels)
+    points, selection = judged([one.label for one in candidates], found)
     predicted = sorted((Predicted(one, points[one.label]) for one in candidates), key=lambda one: -one.points)
-    return Field(predicted, left_out, known.selected(weights, labels, ENTRANTS))
+    return Field(predicted, left_out, selection)
+
+
+def judged(labels: list[str], found: Findings) -> tuple[dict[str, float], list[str]]:
+    """What other federations say of these candidates: the points that they are expected to gain, and whom to race."""
+    known, place = experience(), list(features(found).values())
+    if found.server is None or counted_on(found.server):
+        weights = known.weights(place, found.server is not None)
+        return known.expected(weights, labels), known.selected(weights, labels, ENTRANTS)
+    served = [label for label in labels if "fsl" in label]
+    weights = known.weights(place, served=False)
+    points = known.expected(weights, labels)
+    best = max(value for label, value in points.items() if label not in served)
+    points |= {label: min(points[label], best) - DOUBT for label in served}
+    selection = known.selected(weights, [label for label in labels if label not in served], ENTRANTS)
+    likeliest = sorted(served, key=lambda label: -points[label])[:1]
+    return points, [*selection[:DOUBTFUL_PLACE], *likeliest, *selection[DOUBTFUL_PLACE:]]
+
+
+def counted_on(server: ServerData) -> bool:
+    """Whether the server's data are close to the whole, or point where it points."""
+    return server.ratio <= CLOSE or server.cosine >= STRAIGHT
 
 
 def ruled_out(found: Findings, broad: bool) -> dict[str, str]:

@@ -222,13 +222,13 @@ def race(
 def race_rates(
     track: Track,
     outcome: Outcome,
+    best: Standing,
     factors: Sequence[float],
     out: Path,
     watch: Watch | None = None,
     jobs: int | None = None,
 ) -> Outcome:
-    """The winner at other rates, as many rounds as it ran itself; larger ones have a handicap."""
-    best = outcome.standings[0]
+    """One of the standings at other rates, as many rounds as it ran itself; larger ones have a handicap."""
     rate = best.racer.config.train.lr
     others = [Racer(best.racer.candidate, best.racer.config.with_(("train.lr", rate * factor))) for factor in factors]
     planned = [Planned(racer.name, racer.config, out / racer.name) for racer in others]

@@ -139,9 +139,14 @@ def _diagnose(ready: Prepared, out: Path, say: Say, watching: Watching) -> Diagn
     watch = watching(starts + variants)
     prior = {one.candidate.label: one.points / 100 for one in candidates.predicted}
     outcome = race(track, entered(track, candidates, plan), plan, place, watch, jobs, prior)
-    if factors := other_rates(ready, found, outcome.standings[0].racer.candidate)[:variants]:
-        outcome = race_rates(track, outcome, factors, place, shifted(watch, starts), jobs)
+    winner = ordered(outcome, _costs(ready, _names(outcome)), ready.config.train.lr)[0]
+    if factors := other_rates(ready, found, winner.racer.candidate)[:variants]:
+        outcome = race_rates(track, outcome, winner, factors, place, shifted(watch, starts), jobs)
     return with_race(ready, told, candidates, outcome)
+
+
+def _names(outcome: Outcome) -> list[str]:
+    return [one.racer.candidate.name for one in outcome.standings]
 
 
 def _as_predicted(ready: Prepared, told: Diagnosis, field: Field) -> Diagnosis:
@@ -199,7 +204,7 @@ def _announced(plan: Sequence[Heat], variants: int) -> str:
 
 def with_race(ready: Prepared, told: Diagnosis, field: Field, outcome: Outcome) -> Diagnosis:
     """The candidates ranked by what they reached."""
-    costs = told.costs | _costs(ready, [one.racer.candidate.name for one in outcome.standings])
+    costs = told.costs | _costs(ready, _names(outcome))
     standings = ordered(outcome, costs, ready.config.train.lr)
     rounds = ready.work.plan.rounds
     raced = Raced(

@@ -3,8 +3,7 @@
     python benchmarks/advice/gather.py --out build/experience            # goes on where it was
 
 For each federation of `drawn.py`: the probe's findings; every candidate's curve on validation data, as a race sees it
-(seed 0); and its score on test data in full runs with other seeds, at a constant rate and with a rate that falls at
-the end.
+(seed 0); and its score on test data in full runs with other seeds.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from drawn import NUMBERS, drawn
 from federations import resolved
 from judge import LAST, kept
 
+from undrift.data import DataSet
 from undrift.data.samples import InMemory
 from undrift.diagnose.advice import Candidate, drifting_layers
 from undrift.diagnose.budget import probe_samples
@@ -38,8 +38,6 @@ from undrift.experiment.config import Config
 from undrift.experiment.from_config import data_of, run_config, work_of
 from undrift.rounds.loop import Run
 
-FALLS = (0.8, 0.25)
-"""Where in the run the rate falls, and the factor."""
 SEEDS = (1, 2)
 TEST = 5000
 """Test samples, at most: evaluation would take longer than training."""
@@ -47,18 +45,23 @@ EVERY = 3
 """Rounds between two evaluations."""
 
 
-def gathered(config: Config) -> dict[str, Any]:
-    """All that is kept of one federation."""
+def data_for(config: Config) -> DataSet:
+    """The data with fewer test samples."""
     data = data_of(config)
     assert data.test is not None
-    data = replace(data, test=InMemory(*data.test.take(np.arange(min(len(data.test), TEST)))))
+    return replace(data, test=InMemory(*data.test.take(np.arange(min(len(data.test), TEST)))))
+
+
+def gathered(config: Config) -> dict[str, Any]:
+    """All that is kept of one federation."""
+    data = data_for(config)
     work = work_of(config.with_(("algorithm", {"name": "fedavg"})), data)
     found = probe(work, plan_probe(work, probe_samples(work)))
     track = track_of(config, data)
     values = first_values(found, drifting_layers(found.layers))
     names = [name for name in chains() if "fedprox" not in name and (found.server or "fsl" not in name.split("+"))]
     made = {one.label: _run(config, one, track, data) for name in names for one in variants_of(name, values)}
-    return {"features": features(found), "served": found.server is not None, "chains": made}
+    return {"features": features(found), "served": found.server is not None, "values": values, "chains": made}
 
 
 def _run(config: Config, one: Candidate, track: Any, data: Any) -> dict[str, Any]:
@@ -67,20 +70,11 @@ def _run(config: Config, one: Candidate, track: Any, data: Any) -> dict[str, Any
         curve = [record.get("validation_accuracy") for record in raced.history]
     except UndriftError as error:
         return {"failed": str(error)}
-    rounds = config.train.rounds
-    falls = (
-        ("train.schedule", "multistep"),
-        ("train.milestones", [round(FALLS[0] * rounds)]),
-        ("train.decay", FALLS[1]),
-    )
-    return {
-        "curve": curve,
-        "constant": [_score(configured(config, one), seed, data) for seed in SEEDS],
-        "falls": [_score(configured(config, one).with_(*falls), seed, data) for seed in SEEDS[:1]],
-    }
+    return {"curve": curve, "constant": [score(configured(config, one), seed, data) for seed in SEEDS]}
 
 
-def _score(config: Config, seed: int, data: Any) -> float:
+def score(config: Config, seed: int, data: Any) -> float:
+    """The end of a run."""
     try:
         history = run_config(config.with_(("seed", seed), ("train.eval_every", EVERY)), None, data=data).history
     except UndriftError:

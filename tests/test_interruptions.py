@@ -163,7 +163,7 @@ def test_a_killed_worker_is_replaced_and_the_bits_stay(
 
 
 def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "undrift.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "undrift", *map(str, arguments)]
 
 
 def environment() -> dict[str, str]:

@@ -25,6 +25,7 @@ LAYERS = (
     ("recipes", "diagnose", "public"),
     ("report",),
     ("cli",),
+    ("__main__",),
 )
 """From the bottom to the top; packages of one layer do not know each other."""
 HEIGHT = {package: height for height, layer in enumerate(LAYERS) for package in layer}

@@ -139,5 +139,5 @@ def test_the_shell_completes_commands(typed: str, offered: set[str]) -> None:
         "COMP_WORDS": f"undrift {typed}",
         "COMP_CWORD": str(len(f"undrift {typed}".split(" ")) - 1),
     }
-    made = subprocess.run([sys.executable, "-m", "undrift.cli"], env=environment, capture_output=True, text=True)
+    made = subprocess.run([sys.executable, "-m", "undrift"], env=environment, capture_output=True, text=True)
     assert set(made.stdout.split()) == offered, made.stderr

@@ -257,7 +257,7 @@ def test_control_c_saves_and_says_how_to_go_on(here: Path, undrift: Undrift, cap
 
 def test_a_real_process_piped(here: Path) -> None:
     """The installed command, its output in a pipe: readable, without control codes; the results on stdout."""
-    command = [sys.executable, "-m", "undrift.cli", "run", "c.toml", "--out", "out"]
+    command = [sys.executable, "-m", "undrift", "run", "c.toml", "--out", "out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert "\x1b" not in done.stdout + done.stderr

@@ -101,7 +101,7 @@ def place(tmp_path: Path) -> Path:
 
 def undrift(*words: str, where: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "undrift.cli", *words], cwd=where, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "undrift", *words], cwd=where, capture_output=True, text=True, timeout=300
     )
 
 

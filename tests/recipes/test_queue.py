@@ -131,7 +131,7 @@ def test_an_item_whose_folders_hold_other_runs_does_not_keep_the_others_waiting(
 def test_a_killed_queue_goes_on_where_it_stopped(tmp_path: Path) -> None:
     written(tmp_path, TWO)
     first = tmp_path / "runs" / "fsl-table-1-scale0.001" / "FedAvg" / "lr=0.03" / "seed0" / "summary.json"
-    queue = subprocess.Popen([sys.executable, "-m", "undrift.cli", *words(tmp_path)], stderr=subprocess.PIPE, text=True)
+    queue = subprocess.Popen([sys.executable, "-m", "undrift", *words(tmp_path)], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not first.exists() and time.monotonic() < deadline and queue.poll() is None:
         time.sleep(0.02)

@@ -1,5 +1,0 @@
-"""``python -m undrift.cli``."""
-
-from undrift.cli import main
-
-main()

@@ -8,7 +8,13 @@ from pathlib import Path
 
 ENVS = Path(__file__).parent / ".envs"
 TORCH = "torch==2.13.0"
-PACKAGES = {"flower": "flwr[simulation]==1.41.*", "pfl": "pfl[pytorch]==0.6.*"}
+PACKAGES = {
+    "flower": ("flwr[simulation]==1.41.*",),
+    "pfl": ("pfl[pytorch]==0.6.*",),
+    "fluke": ("--no-deps", "fluke-fl==0.8.*"),
+}
+NEEDED = {"fluke": ("pandas", "scikit-learn", "torchmetrics", "rich", "typer", "psutil", "requests", "pyyaml")}
+"""What a system imports for the work, where it asks for more: fluke for torchvision, wandb, opacus and others."""
 
 
 def python_of(name: str | None) -> Path:
@@ -21,10 +27,10 @@ def prepare(name: str) -> None:
     ready = ENVS / name / "ready"
     if ready.exists():
         return
-    print(f"installing {PACKAGES[name]} …", flush=True)
+    print(f"installing {PACKAGES[name][-1]} …", flush=True)
     if not python_of(name).exists():
         _run(sys.executable, "-m", "venv", str(ENVS / name))
-    for packages in ((TORCH,), (TORCH, PACKAGES[name])):
+    for packages in ((TORCH,), (TORCH, *NEEDED.get(name, ())), (TORCH, *PACKAGES[name])):
         _run(str(python_of(name)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
     ready.touch()
 

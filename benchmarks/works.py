@@ -47,7 +47,7 @@ class System:
     @property
     def environment(self) -> str | None:
         """The environment it runs in (None: the project's own)."""
-        return {"flower_sim": "flower", "pfl_sim": "pfl"}.get(self.module)
+        return {"flower_sim": "flower", "pfl_sim": "pfl", "fluke_sim": "fluke"}.get(self.module)
 
 
 def system(name: str, module: str, label: str, *, quick: bool = True, **settings: Any) -> System:
@@ -61,6 +61,8 @@ FLOWER = system("flower", "flower_sim", f"Flower, Ray, {CORES} clients at a time
 PFL_1 = system("pfl-1t", "pfl_sim", "pfl-research, 1 thread")
 PFL_2 = system("pfl-2t", "pfl_sim", "pfl-research, 2 threads", threads=CORES)
 PFL_2P = system("pfl-2p", "pfl_sim", "pfl-research, 2 processes (gloo)", processes=CORES, quick=False)
+FLUKE_1 = system("fluke-1t", "fluke_sim", "fluke, 1 thread")
+FLUKE_2 = system("fluke-2t", "fluke_sim", "fluke, 2 threads", threads=CORES)
 LOOP_1 = system("loop-1", "loop", "hand-written loop, 1 process")
 LOOP_2 = system("loop-2", "loop", "hand-written loop, 2 processes", processes=CORES)
 
@@ -122,7 +124,7 @@ A = Work(
     "a",
     "cnn-cifar, 10 of 1,000 clients x 50 samples, batch 10, 1 epoch, FedAvg",
     CNN,
-    (OURS, LOOP_2, FLOWER, PFL_2, PFL_2P, OURS_BF16, OURS_ONE, PFL_1, LOOP_1),
+    (OURS, LOOP_2, FLOWER, PFL_2, PFL_2P, FLUKE_2, FLUKE_1, OURS_BF16, OURS_ONE, PFL_1, LOOP_1),
     20,
     15,
     (loop_bar(5), PFL_BAR, FLOWER_BAR, Bar("two workers 1.7x one worker", ("ours",), ("ours-1",), 1.7)),
@@ -141,7 +143,7 @@ C = Work(
     "c",
     "MLP 784-200-47, 10 of 1,000 clients x 50 samples, batch 10",
     ROWS,
-    (OURS, LOOP_2, FLOWER, PFL_1, PFL_2, PFL_2P, LOOP_1),
+    (OURS, LOOP_2, FLOWER, PFL_1, PFL_2, PFL_2P, FLUKE_1, FLUKE_2, LOOP_1),
     100,
     40,
     (loop_bar(15), PFL_BAR, FLOWER_BAR),

@@ -49,6 +49,15 @@ def test_few_are_selected_of_which_one_is_close_to_the_best() -> None:
     assert known.selected(weights, ["x", "second"], 5) == ["x", "second"]
 
 
+def test_the_prediction_by_hand() -> None:
+    known = made((0.0, False, {"x": 3.0, "y": 2.0, "z": 0.0}), (0.0, False, {"x": 40.0, "y": 50.0, "z": 49.0}))
+    weights = np.array([3.0, 1.0])
+    assert known.predicted(weights, ["x", "y", "z", "unheard of"]) == pytest.approx(
+        {"x": (0 + WORST) / 4, "y": 3 * 1 / 4, "z": (3 * 3 + 1) / 4, "unheard of": WORST}
+    )
+    assert known.predicted(weights, ["x", "z"])["x"] == pytest.approx(WORST / 4)  # 9 points behind are as bad as 4
+
+
 def test_a_chain_that_is_not_possible_somewhere_is_no_good_there() -> None:
     known = made((0.0, False, {"x": 3.0, "fsl": math.nan}), (0.0, True, {"x": 0.0, "fsl": WORST}))
     assert known.selected(known.weights([0.0], served=True), ["x", "fsl"], 1) == ["fsl"]
@@ -89,8 +98,8 @@ def test_who_enters_a_race_is_selected_first_and_then_by_prediction() -> None:
 def test_server_data_in_doubt_race_behind_the_best_without() -> None:
     doubtful = field_of(findings(server=ServerData(50, 0.4, 0.2, True, 0.05)), ["head"])
     assert [("fsl" in one.parts) for one in doubtful.entered(5)] == [False, False, False, True, False]
-    points = {one.candidate.label: one.points for one in doubtful.predicted}
-    best = max(value for label, value in points.items() if "fsl" not in label)
-    assert max(value for label, value in points.items() if "fsl" in label) <= best - 5
+    behind = {one.candidate.label: one.behind for one in doubtful.predicted}
+    best = min(behind.values())
+    assert min(value for label, value in behind.items() if "fsl" in label) == pytest.approx(best + 5)
     for server in (ServerData(50, 0.5, 0.2, True, 0.05), ServerData(50, 0.2, 0.1, True, 0.05)):
         assert "fsl" in field_of(findings(server=server), ["head"]).candidates[0].parts

@@ -227,13 +227,13 @@ def test_of_those_that_cannot_be_told_apart_the_cheaper_stands_first() -> None:
 
 
 def test_the_prediction_counts_as_far_as_samples_and_rounds_leave_it_open() -> None:
-    """Posterior of N(prior, .03^2) and N(value, error^2 + .025^2): with equal variances the mean of both."""
-    error = math.sqrt(0.03**2 - 0.025**2)
+    """Posterior of N(prior, .035^2) and N(value, error^2 + .025^2): with equal variances the mean of both."""
+    error = math.sqrt(0.035**2 - 0.025**2)
     prior = {"scaffold": 0.09, "fedadc": 0.05}
     few = [standing("fedadc", 0.81, error=error), standing("scaffold", 0.80, error=error)]
     assert [one.racer.candidate.name for one in ranked(few, ACCURACY, prior)] == ["scaffold", "fedadc"]
     assert believed(few[0], prior, error) == pytest.approx((0.81 + 0.05) / 2)
-    assert Outcome(few[::-1], [Heat(2, 20)], ACCURACY, prior=prior).apart(few[1], few[0])  # .015 > .25 * .0166 / sqrt 2
+    assert Outcome(few[::-1], [Heat(2, 20)], ACCURACY, prior=prior).apart(few[1], few[0])  # .015 > .25 * .0245 / sqrt 2
     close = {"scaffold": 0.064, "fedadc": 0.05}
     assert not Outcome(few[::-1], [Heat(2, 20)], ACCURACY, prior=close).apart(few[1], few[0])  # .002 is less
     many = [standing("fedadc", 0.83, error=0.002), standing("scaffold", 0.80, error=0.002)]

@@ -46,10 +46,13 @@ ENTRANTS = 8
 
 @dataclass(frozen=True)
 class Predicted:
-    """A candidate, and by how many points it is expected to be ahead of FedAvg when the run ends."""
+    """A candidate, and what is expected of it when the run ends."""
 
     candidate: Candidate
     points: float
+    """Ahead of FedAvg."""
+    behind: float
+    """Points behind the best of all, at most ``experience.WORST``."""
 
 
 @dataclass(frozen=True)
@@ -85,25 +88,24 @@ def field_of(found: Findings, drifting: list[str], *, broad: bool = False) -> Fi
     left_out = ruled_out(found, broad)
     raced = [name for name in chains() if not left_out.keys() & set(name.split("+"))]
     candidates = [one for name in raced for one in variants_of(name, first_values(found, drifting))]
-    points, selection = judged([one.label for one in candidates], found)
-    predicted = sorted((Predicted(one, points[one.label]) for one in candidates), key=lambda one: -one.points)
-    return Field(predicted, left_out, selection)
+    predicted, selection = judged(candidates, found)
+    return Field(sorted(predicted, key=lambda one: one.behind), left_out, selection)
 
 
-def judged(labels: list[str], found: Findings) -> tuple[dict[str, float], list[str]]:
-    """What other federations say of these candidates: the points that they are expected to gain, and whom to race."""
+def judged(candidates: list[Candidate], found: Findings) -> tuple[list[Predicted], list[str]]:
+    """What other federations say of these candidates, and whom to race."""
     known, place = experience(), list(features(found).values())
-    if found.server is None or counted_on(found.server):
-        weights = known.weights(place, found.server is not None)
-        return known.expected(weights, labels), known.selected(weights, labels, ENTRANTS)
-    served = [label for label in labels if "fsl" in label]
-    weights = known.weights(place, served=False)
-    points = known.expected(weights, labels)
-    best = max(value for label, value in points.items() if label not in served)
-    points |= {label: min(points[label], best) - DOUBT for label in served}
-    selection = known.selected(weights, [label for label in labels if label not in served], ENTRANTS)
-    likeliest = sorted(served, key=lambda label: -points[label])[:1]
-    return points, [*selection[:DOUBTFUL_PLACE], *likeliest, *selection[DOUBTFUL_PLACE:]]
+    labels = [one.label for one in candidates]
+    doubtful = found.server is not None and not counted_on(found.server)
+    weights = known.weights(place, found.server is not None and not doubtful)
+    sure = [label for label in labels if not (doubtful and "fsl" in label)]
+    points, behind = known.expected(weights, labels), known.predicted(weights, sure)
+    selection = known.selected(weights, sure, ENTRANTS)
+    if served := [label for label in labels if label not in sure]:
+        behind |= dict.fromkeys(served, min(behind.values()) + DOUBT)
+        likeliest = max(served, key=lambda label: points[label])
+        selection = [*selection[:DOUBTFUL_PLACE], likeliest, *selection[DOUBTFUL_PLACE:]]
+    return [Predicted(one, points[one.label], behind[one.label]) for one in candidates], selection
 
 
 def counted_on(server: ServerData) -> bool:

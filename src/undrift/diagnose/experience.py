@@ -4,7 +4,7 @@
 probe found and how many points of accuracy every chain ended ahead of FedAvg. Here they are weighed by likeness:
 ``w_i = exp(-|phi - phi_i|^2 / 2 h^2)``, ``phi`` the standardised findings. From that follow
 
-- a *prediction*: the weighted mean of what a chain gained;
+- a *prediction*: the weighted mean of how many points a chain stayed behind the best of all, those far behind alike;
 - a *selection* of few chains of which one is likely to be close to the best: chosen one after another, each time the
   one that most lowers the weighted mean of how far the best chosen stays behind the best of all.
 """
@@ -30,8 +30,9 @@ WIDTH = 2.5
 the least regret where each federation was left out in turn."""
 ALL = 0.5
 """What all federations together weigh at least, as a share of the one most like this: so that nothing rests on one."""
-WORST = 6.0
-"""Points behind the best of all that count: what is further behind is simply no good."""
+WORST = 4.0
+"""Points behind the best of all that count: what is further behind is simply no good. Otherwise federations in which
+everything gains much would decide alone."""
 FAILED = -20.0
 """Points of a chain that diverged."""
 UNSERVED = {"cosine": 0.5, "ratio": 0.15}
@@ -98,20 +99,29 @@ class Experience:
         there = ~np.isnan(gains)
         return float((weights[there] * gains[there]).sum() / weights[there].sum())
 
+    def behind(self, labels: Sequence[str]) -> Array:
+        """Points that each of these chains stayed behind the best of them, ``WORST`` at most, by federation (rows)."""
+        known = {chain: column for column, chain in enumerate(self.chains)}
+        possible = self.gains[:, [known[label] for label in labels]]
+        found: Array = np.minimum(np.nan_to_num(np.nanmax(possible, axis=1)[:, None] - possible, nan=WORST), WORST)
+        return found
+
+    def predicted(self, weights: Array, labels: Sequence[str]) -> dict[str, float]:
+        """Points that each of these chains is expected to stay behind; ``WORST`` for one that nothing is known of."""
+        known = [label for label in labels if label in self.chains]
+        means = (weights[:, None] * self.behind(known)).sum(axis=0) / weights.sum()
+        return dict.fromkeys(labels, WORST) | dict(zip(known, map(float, means), strict=True))
+
     def selected(self, weights: Array, labels: Sequence[str], count: int) -> list[str]:
         """So many of these chains of which one is likely to be close to the best."""
-        known = {chain: column for column, chain in enumerate(self.chains)}
-        columns = [known[label] for label in labels if label in known]
-        possible = self.gains[:, columns]
-        behind = np.minimum(np.nan_to_num(np.nanmax(possible, axis=1)[:, None] - possible, nan=WORST), WORST)
-        best = np.full(len(self.names), WORST)
-        chosen: list[int] = []
-        while len(chosen) < min(count, len(columns)):
+        known = [label for label in labels if label in self.chains]
+        behind, best, chosen = self.behind(known), np.full(len(self.names), WORST), list[int]()
+        while len(chosen) < min(count, len(known)):
             loss = (weights[:, None] * np.minimum(best[:, None], behind)).sum(axis=0)
             loss[chosen] = np.inf
             chosen.append(int(np.argmin(loss)))
             best = np.minimum(best, behind[:, chosen[-1]])
-        return [self.chains[columns[place]] for place in chosen]
+        return [known[place] for place in chosen]
 
 
 def read() -> dict[str, Any]:

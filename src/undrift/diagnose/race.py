@@ -25,7 +25,7 @@ from undrift.experiment.run_many import Planned
 from undrift.rounds.progress import Monitor
 
 Prior = Mapping[str, float]
-"""Label of a candidate -> its predicted lead over FedAvg, in the metric's units."""
+"""Label of a candidate -> its predicted lead over the best (not above 0), in the metric's units."""
 KEPT = 2
 """One in so many candidates stays after a heat."""
 FINALISTS = 2
@@ -33,8 +33,9 @@ FIRST = 3
 """Rounds of the first heat at least: in the first one nearly all candidates do the same, and momentum needs some."""
 THREE_TO_TWO = 0.25
 """Standard errors that a difference must have for the odds to be 3 to 2 that it is none of chance."""
-PREDICTS = 0.03
-"""Standard deviation of gains over FedAvg around their prediction where each federation is left out in turn."""
+PREDICTS = 0.035
+"""Standard deviation of what is predicted, as far as a race is concerned: with it, the regret was least where each
+federation of the experience was left out in turn and the others predicted."""
 CHANGES = 0.025
 """Standard deviation of what differences between candidates change from here to the end of the run."""
 PARTS = 10
@@ -42,8 +43,7 @@ PARTS = 10
 REACH = 0.3
 """Of a run: how far the finalists must come. A twice as large rate shows there whether it is worth it at the end."""
 FASTER = 0.03
-"""What a larger rate must be ahead by: it looks better early and ends worse. In the experience, those that were further
-ahead at ``REACH`` ended 2.5 points ahead on average, the others behind."""
+"""What a larger rate must be ahead by: it looks better early and may end worse (`benchmarks/advice/rates.py`)."""
 FASTER_SHARE = 0.1
 """The same for a metric that is no share of samples, such as a loss: of its value."""
 LATEST = 3

@@ -137,7 +137,7 @@ def _diagnose(ready: Prepared, out: Path, say: Say, watching: Watching) -> Diagn
     say(_announced(plan, variants))
     starts, jobs, place = sum(heat.racers for heat in plan), _jobs(ready.config), out / "race"
     watch = watching(starts + variants)
-    prior = {one.candidate.label: one.points / 100 for one in candidates.predicted}
+    prior = {one.candidate.label: -one.behind / 100 for one in candidates.predicted}
     outcome = race(track, entered(track, candidates, plan), plan, place, watch, jobs, prior)
     winner = ordered(outcome, _costs(ready, _names(outcome)), ready.config.train.lr)[0]
     if factors := other_rates(ready, found, winner.racer.candidate)[:variants]:

@@ -23,8 +23,8 @@ STEP = 1e7
 """Arithmetic that takes as long as the overhead of a step: half a millisecond at 2e10 a second."""
 START = 2e9
 """The same for continuing a candidate: a process, its model, its checkpoint."""
-SMALLEST = 1.5e10
-"""A budget below this (less than a second) is raised to it: where a run takes half a second nobody counts."""
+SMALLEST = 2.5e10
+"""A budget below this (a second) is raised to it: where a run takes half a second nobody counts."""
 
 
 @dataclass(frozen=True)

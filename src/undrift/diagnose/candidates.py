@@ -34,7 +34,7 @@ with the federation's. In the experience, all such gained from server learning o
 lost more than five and one gained ten."""
 DOUBT = 5.0
 """Points that server learning is expected to stay behind the best without, where its data are not counted on ..."""
-DOUBTFUL_PLACE = 3
+DOUBTFUL_PLACE = 2
 """... and the place among those who enter a race at which one chain with it does all the same: the race decides."""
 DIVERGES = 2.0
 """From this on, plain gradient steps diverge."""

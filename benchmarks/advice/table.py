@@ -32,12 +32,14 @@ python benchmarks/advice/judge.py --part held-out --out build/advice    # UNDRIF
 python benchmarks/advice/table.py --out build/advice
 ```
 
-The federations and their settings stand in `federations.py`. Thresholds and first values were tuned on those that are
-not among the held-out ones; one rule, for server data in doubt, was written after a held-out federation had shown its
-absence (emnist-dirichlet-.3). *Regret*: points of test accuracy behind the best of all tried (every chain at the
-configured rate, and the recommended configuration itself), means over runs with seeds that the advice did not see (it
-saw 0). A run's score is the mean of its last three evaluations. *Cost*: seconds of processor time, as a share of all
-chains of the first family, run once (14, with server data 28); *runs*: in runs in full; both without loading data.
+The federations and their settings stand in `federations.py`. What chains are expected to gain comes from other, random
+federations (`drawn.py`, `gather.py`, `learn.py`); thresholds and first values were chosen on these and on the
+federations that are not among the held-out ones. One rule, for server data in doubt, was written and set after a
+held-out federation had shown its absence (emnist-dirichlet-.3). *Regret*: points of test accuracy behind the best of
+all tried (every chain at the configured rate, and the recommended configuration itself), means over runs with seeds
+that the advice did not see (it saw 0). A run's score is the mean of its last three evaluations. *Cost*: seconds of
+processor time, as a share of all chains of the first family, run once (14, with server data 28); *runs*: in runs in
+full; both without loading data.
 """
 
 

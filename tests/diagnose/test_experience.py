@@ -100,6 +100,6 @@ def test_server_data_in_doubt_race_behind_the_best_without() -> None:
     assert [("fsl" in one.parts) for one in doubtful.entered(5)] == [False, False, True, False, False]
     behind = {one.candidate.label: one.behind for one in doubtful.predicted}
     best = min(behind.values())
-    assert min(value for label, value in behind.items() if "fsl" in label) == pytest.approx(best + 5)
+    assert min(value for label, value in behind.items() if "fsl" in label) == pytest.approx(best + 3)
     for server in (ServerData(50, 0.5, 0.2, True, 0.05), ServerData(50, 0.2, 0.1, True, 0.05)):
         assert "fsl" in field_of(findings(server=server), ["head"]).candidates[0].parts
